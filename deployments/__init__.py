@@ -1,0 +1,1 @@
+"""Everything distributed: device actors, transports, scheduler, Serve deployments, HTTP API, command line."""

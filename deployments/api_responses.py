@@ -1,0 +1,69 @@
+"""The answers of the HTTP API, as OpenAI shapes them, and our figures. Knows no engine and no HTTP.
+
+Models are dumped with `exclude_unset`: a field appears exactly where this package sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel
+
+from ddtree.deployments.requests import RequestStats
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int) -> Usage:
+        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+class Choice(BaseModel):
+    """One choice of any of the four answers: `text` for completions, `message` or `delta` for chat."""
+
+    index: int
+    text: str | None = None
+    message: dict[str, Any] | None = None
+    delta: dict[str, Any] | None = None
+    logprobs: None = None
+    finish_reason: str | None = None
+    ddtree: dict[str, Any] | None = None  # here when the request has several prompts, else at the top
+
+
+class Answer(BaseModel):
+    """A completion, a chat completion, or one chunk of either."""
+
+    id: str
+    object: str
+    created: int  # Unix seconds
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+    ddtree: dict[str, Any] | None = None
+
+
+def figures(stats: RequestStats | None, budget: int, token_ids: Sequence[int] | None) -> dict[str, Any]:
+    """Return the `ddtree` object of an answer.
+
+    Args:
+        stats: of the engine; None when a stop string ended the request before the engine gave any.
+        budget: of the request, in draft nodes per round.
+        token_ids: the delivered tokens, or None where the request did not ask for them.
+
+    Returns:
+        The fields of `RequestStats` (null without stats) and `acceptance_length`: tokens gained per round, the bonus
+        token included; null without a round.
+    """
+    out: dict[str, Any] = dict.fromkeys(RequestStats.__dataclass_fields__) if stats is None else asdict(stats)
+    out["budget"] = budget
+    gained = stats.accepted_tokens + stats.rounds if stats else 0
+    out["acceptance_length"] = gained / stats.rounds if stats and stats.rounds else None
+    if token_ids is not None:
+        out["token_ids"] = list(token_ids)
+    return out

@@ -1,0 +1,215 @@
+"""The requests of the HTTP API and what each field may be. Knows no tokenizer, no model and no engine.
+
+Field names follow OpenAI and vLLM. A field that is not honoured is an error that says so; a known field whose value
+asks for nothing (`n: 1`, `presence_penalty: 0`, ...) is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ddtree.deployments.api_errors import BadRequest
+
+MAX_STOP = 16
+INT64 = 2**63
+R = TypeVar("R", bound="GenerationFields")
+
+# Known fields that are not honoured: the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (None, 1)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens", "priority"), (None, 0)),
+    **dict.fromkeys(("logit_bias", "metadata", "chat_template_kwargs"), (None, {})),
+    **dict.fromkeys(("tools", "functions", "documents"), (None, [])),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "logits_processors"), (None, [])),
+    **dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (None, False)),
+    **dict.fromkeys(("return_tokens_as_token_ids", "return_token_ids", "store", "logprobs"), (None, False)),
+    **dict.fromkeys(("continue_final_message", "include_obfuscation", "continuous_usage_stats"), (None, False)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
+    **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
+    **dict.fromkeys(("prompt_logprobs", "allowed_token_ids", "truncate_prompt_tokens", "structured_outputs"), (None,)),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"), (None,)),
+    **dict.fromkeys(("reasoning_effort", "prediction", "audio", "verbosity", "web_search_options"), (None,)),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier", "prompt_embeds", "cache_salt"), (None,)),
+    "top_logprobs": (None, 0),
+    "suffix": (None, ""),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),  # about tools, and there are none
+}
+# What clients send back with an assistant's message that they received.
+_NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("name", "refusal", "audio", "function_call", "reasoning_content", "tool_call_id"), (None,)),
+    **dict.fromkeys(("tool_calls", "annotations"), (None, [])),
+}
+
+
+def _drop_neutral(data: Any, fields: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> Any:
+    """Remove the fields that ask for nothing; raise for those that ask for something."""
+    if not isinstance(data, dict):
+        return data
+    for name, value in data.items():
+        if name in fields or name not in neutral:
+            continue
+        if not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral[name]):
+            accepted = [json.dumps(v) for v in neutral[name] if v is not None]
+            raise ValueError(f"is not supported; leave it out{f' or send {accepted[0]}' if accepted else ''}", name)
+    return {name: value for name, value in data.items() if name in fields or name not in neutral}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Neutral(_Strict):
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral(cls, data: Any) -> Any:
+        return _drop_neutral(data, cls.model_fields, _NEUTRAL)
+
+
+class StreamOptions(_Neutral):
+    include_usage: bool = False
+
+
+class DDTreeOptions(_Strict):
+    """Our extension: how much to speculate, and whether to return the token ids."""
+
+    budget: int | None = Field(None, ge=0)  # draft nodes per round; 0 is plain decoding; None is the server's default
+    return_token_ids: bool = False
+
+
+class GenerationFields(_Neutral):
+    """What /v1/completions and /v1/chat/completions share. A field that is null is a field left out."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=MAX_STOP)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # OpenAI's end-user label: changes nothing by definition
+    ddtree: DDTreeOptions | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("is only meaningful with stream: true", "stream_options")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return tuple(self.stop or ())
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions. `prompt`: text, token ids, or a list of either."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt(cls, prompt: Any) -> Any:
+        def all_of(kind: type, values: Any) -> bool:
+            return isinstance(values, list) and bool(values) and all(type(v) is kind for v in values)
+
+        if isinstance(prompt, str) or all_of(str, prompt) or all_of(int, prompt):
+            return prompt
+        if all_of(list, prompt) and all(all_of(int, ids) for ids in prompt):
+            return prompt
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists, not empty")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Return one entry per sequence to generate."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral(cls, data: Any) -> Any:
+        return _drop_neutral(data, cls.model_fields, _NEUTRAL_IN_MESSAGE)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _content(cls, content: Any) -> Any:
+        if not isinstance(content, str | list):
+            raise ValueError("must be a string or a list of text parts")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict) or part.get("type") != "text":
+                raise ValueError('has a part that is not {"type": "text", "text": ...}; only text is supported')
+        return content
+
+    def for_template(self) -> dict[str, str]:
+        """Return the message as chat templates read it; `developer` is OpenAI's newer name for `system`."""
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("and max_tokens are one limit, and their values differ", "max_completion_tokens")
+        return self
+
+
+def parse(kind: type[R], body: dict[str, Any]) -> R:
+    """Return `body` as a request.
+
+    Raises:
+        BadRequest: names the first field that is wrong, and why.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def _explain(error: ValidationError) -> BadRequest:
+    details = error.errors(include_url=False)
+    first = next((d for d in details if d["type"] == "extra_forbidden"), details[0])
+    loc = [part for part in first["loc"] if part != "str" and not str(part).startswith("list[")]  # without union tags
+    reason = first["msg"]
+    if first["type"] == "value_error":
+        cause = first["ctx"]["error"].args
+        reason, loc = cause[0], [*loc, *cause[1:]]
+    elif first["type"] == "extra_forbidden":
+        reason = "is not a field of this API"
+    elif first["type"] == "missing":
+        reason = "is required"
+    elif first["type"] == "model_type":
+        reason = "must be a JSON object"
+    else:
+        reason = f"is wrong: {reason[0].lower()}{reason[1:]}"
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    return BadRequest(f"'{param}' {reason}.", param or None)

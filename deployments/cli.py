@@ -1,0 +1,169 @@
+"""The command `ddtree`: options in, functions called, tables out. Does no work itself and imports what a command needs
+only when it runs, so that `ddtree --help` is quick."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ddtree.deployments.cli_training import train_drafter
+
+app = typer.Typer(
+    help="Speculative decoding with draft trees, output provably the target model's own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+URL = "http://127.0.0.1:8000"
+MODEL = "smollm2-135m-instruct"
+Url = Annotated[str, typer.Option(help="Address of a running server.")]
+Budget = Annotated[int | None, typer.Option(min=0, help="Draft nodes per round; the server's default if left out.")]
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Argument(help="A Serve config file, such as configs/smollm2-cpu.yaml.")],
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of the file's port.")] = None,
+) -> None:
+    """Check a configuration, prepare its model and serve until interrupted."""
+    from ddtree.deployments.launch import run_forever
+
+    def ready(url: str, model: str) -> None:
+        question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+        curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(question)}'"
+        console.print(f"\n[bold green]{model} is ready at {url}[/]. Ask it:")
+        console.print(f"  {curl}\n  ddtree chat --url {url}", soft_wrap=True, highlight=False, markup=False)
+
+    with _faults(), _steps() as progress:
+        code = run_forever(config, port, progress=progress, ready=ready)
+    raise typer.Exit(code)
+
+
+@app.command()
+def prepare(model: Annotated[str, typer.Argument(help="Name of an embedded model.")] = MODEL) -> None:
+    """Make an embedded model ready in the user's cache."""
+    from ddtree.verifier import embedded
+
+    with _faults(), _steps() as progress:
+        path = embedded.prepare(model, progress)
+    console.print(f"{model} is at {path}", soft_wrap=True)
+
+
+@app.command()
+def chat(
+    url: Url = URL,
+    budget: Budget = None,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    seed: Annotated[int | None, typer.Option()] = None,
+    compare: Annotated[bool, typer.Option(help="Answer every message plain, then speculative.")] = False,
+) -> None:
+    """Talk to a running server and see the tokens gained per round."""
+    from ddtree.deployments.chat import ChatOptions, run_chat
+
+    with _faults():
+        run_chat(ChatOptions(url, budget, temperature, max_tokens, seed, compare), console)
+
+
+@app.command()
+def bench(
+    prompts: Annotated[Path, typer.Option(help="JSONL with prompt, question or turns on each line.")],
+    url: Url = URL,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 1,
+    out: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    budget: Budget = None,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Run every prompt plain and speculative against a running server and compare."""
+    from ddtree.deployments.bench import BenchOptions, run_bench
+    from ddtree.deployments.bench_view import show
+    from ddtree.deployments.prompts import read_prompts
+
+    with _faults():
+        texts = read_prompts(prompts, limit)
+        options = BenchOptions(url, texts, max_tokens, concurrency, budget, temperature, seed)
+        with _bar() as bar:
+            task = bar.add_task("", total=2 * len(texts))
+            result = run_bench(options, lambda done, what: bar.update(task, advance=done, description=what))
+        result["command"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        show(result, console)
+        if out:
+            out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            console.print(f"written to {out}", style="dim")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine is, what can run here, what is missing and how to get it."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ddtree.deployments.doctor import CONFIG, can_serve, examine
+
+    checks = examine()
+    table = Table(box=None)
+    for column in ("", "", "found", "how to get it"):
+        table.add_column(column)
+    for check in checks:
+        mark = "[green]✓[/]" if check.ok else "[red]✗[/]" if check.needed else "[yellow]–[/]"
+        table.add_row(mark, check.name, escape(check.found), "" if check.ok else escape(check.fix))
+    console.print(table)
+    ok = can_serve(checks)
+    console.print(f"configs/{CONFIG} can run here." if ok else f"configs/{CONFIG} cannot run here yet: see ✗ above.")
+    raise typer.Exit(0 if ok else 1)
+
+
+app.command("train-drafter")(train_drafter)
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn the errors that a person can act on into one line and exit code 1."""
+    from ddtree.deployments.client import ServerError
+    from ddtree.verifier.embedded import EmbeddedModelError
+
+    try:
+        yield
+    except (ValueError, OSError, ServerError, EmbeddedModelError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+@contextmanager
+def _steps() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a (what, done, total) callback that draws a bar from its first call until the last step."""
+    bar = _bar()
+    task = bar.add_task("", total=None)
+
+    def progress(what: str, done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, description=what[:24], completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,78 @@
+"""`ddtree train-drafter`: the options of a training run as command-line options, its progress as bars.
+
+The options, their defaults and their help are TrainOptions' own: a field added there is an option here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from ddtree.drafter.training.options import TrainOptions
+
+TARGET = "smollm2-135m-instruct"
+
+
+def train_drafter(**options: Any) -> None:
+    """Train a drafter for a target: prompts, the target's answers, training, a checkpoint with its model card."""
+    from ddtree.drafter.training import train_drafter as train
+    from ddtree.verifier.model_dir import resolve
+
+    console = Console()
+    try:
+        options["target_dir"] = resolve(options.pop("target"))
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+        chosen = TrainOptions(**given)
+        columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        with Progress(*columns, TextColumn("{task.fields[message]}"), console=console) as progress:
+            train(chosen, _bars(progress))
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    console.print(f"written to {chosen.out_dir}", soft_wrap=True)
+
+
+def _bars(progress: Progress) -> Callable[[str, float, str], None]:
+    """Return a reporter of (stage, fraction done, message) that draws one bar per stage."""
+    tasks: dict[str, TaskID] = {}
+
+    def report(stage: str, fraction: float, message: str) -> None:
+        if stage not in tasks:
+            tasks[stage] = progress.add_task(stage, total=1.0, message="")
+        progress.update(tasks[stage], completed=fraction, message=message)
+
+    return report
+
+
+def _signature() -> inspect.Signature:
+    """Return one keyword per field of TrainOptions, as Typer reads them; the target by name or directory."""
+    hints = get_type_hints(TrainOptions)
+    target = typer.Option(help="Embedded model's name or Hugging Face directory.")
+    parameters = [_parameter("target", str, target, TARGET)]
+    for field in fields(TrainOptions):
+        if field.name == "target_dir":
+            continue
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        text = str(field.metadata["help"])
+        option = typer.Option(help=f"{text[0].upper()}{text[1:]}.")
+        kind = _typer_type(hints[field.name])
+        parameters.append(_parameter(field.name, kind, option, list(default) if default == () else default))
+    return inspect.Signature(parameters)
+
+
+def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def _typer_type(kind: Any) -> Any:
+    """Return `list[X]` for `tuple[X, ...]`, the type itself otherwise."""
+    return list[get_args(kind)[0]] if get_origin(kind) is tuple else kind  # type: ignore[misc]
+
+
+train_drafter.__signature__ = _signature()  # type: ignore[attr-defined]

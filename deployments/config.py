@@ -1,0 +1,144 @@
+"""The deployment configuration: the only source of defaults. Unknown keys are errors. Knows no Ray and loads no model.
+
+`AppConfig` is the `args` section of an application in a Serve config file. `AppConfig.parse` turns what pydantic says into
+one sentence; `check` reads the target's and the drafter's JSON files, so that a mismatch stops before weights load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ddtree.deployments.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetConfig(Section):
+    """The model whose output is served."""
+
+    model: str = Field(description="An embedded model's name or a directory in Hugging Face form.")
+    served_name: str | None = Field(None, description="Name in the API; the directory's or embedded model's by default.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="auto: bfloat16 where the device has it.")
+    max_context: int | None = Field(None, ge=2, description="Prompt + answer in tokens; the model's own limit by default.")
+
+
+class VerifierConfig(Section):
+    """How the target runs."""
+
+    backend: str = "hf"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed.")
+    page_size: int = Field(16, ge=1, description="KV rows a page.")
+    kv_tokens: int = Field(32768, ge=1, description="KV rows in the pool, shared by all sequences.")
+    num_gpus: float = Field(0, ge=0, description="GPU share of a rank.")
+    timeout_s: float = Field(120, gt=0, description="A verify step that takes longer counts as a lost verifier.")
+
+
+class DrafterConfig(Section):
+    """How drafts are made. `checkpoint: null` serves plain decoding only."""
+
+    checkpoint: str | None = Field("smollm2-135m", description="A shipped checkpoint's name or a directory.")
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    threads: int = Field(2, ge=1)
+    num_gpus: float = Field(0, ge=0)
+    timeout_s: float = Field(5, gt=0, description="A draft that takes longer is done without, and its drafter forgotten.")
+    rebuild_window: int = Field(512, ge=1, description="Tokens re-run through the target to give a new drafter its context.")
+
+
+class TreeConfig(Section):
+    """The draft tree."""
+
+    budget: int = Field(16, ge=0, description="Nodes besides the root, per sequence and round; a request may ask for its own.")
+    max_budget: int = Field(63, ge=0, le=1023, description="The most that a request may ask for.")
+    top_k: int = Field(32, ge=1, le=128, description="Candidates per depth.")
+
+    @model_validator(mode="after")
+    def _within(self) -> TreeConfig:
+        if self.budget > self.max_budget:
+            raise ValueError(f"tree.budget ({self.budget}) is above tree.max_budget ({self.max_budget})")
+        return self
+
+
+class SchedulerConfig(Section):
+    """Continuous batching."""
+
+    max_sequences: int = Field(16, ge=1, description="Sequences that run at once; others wait.")
+    max_waiting: int = Field(256, ge=1, description="Requests that may wait; one more is refused.")
+    prefill_rows: int = Field(256, ge=1, description="Prompt tokens a step may carry beside the trees.")
+    stuck_s: float = Field(180, gt=0, description="A round that takes longer makes the router unhealthy.")
+
+
+class ApiConfig(Section):
+    """The HTTP edge."""
+
+    max_body_bytes: int = Field(4 << 20, ge=1024)
+    default_max_tokens: int = Field(16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it.")
+
+
+class AppConfig(Section):
+    """One deployment: the `args` of the application in a Serve config file."""
+
+    target: TargetConfig
+    verifier: VerifierConfig = VerifierConfig()
+    drafter: DrafterConfig = DrafterConfig()
+    tree: TreeConfig = TreeConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    api: ApiConfig = ApiConfig()
+
+    @classmethod
+    def parse(cls, args: Any, source: str = "config") -> AppConfig:
+        """Validate a mapping. Raises ConfigError with one sentence per fault, the first few."""
+        try:
+            return cls.model_validate(args or {})
+        except ValidationError as error:
+            raise ConfigError(f"{source}: {_sentence(error)}") from None
+
+
+def load(path: Path) -> AppConfig:
+    """The configuration of the only application of a Serve config file. Raises ConfigError."""
+    return AppConfig.parse(read_application(path).get("args"), str(path))
+
+
+def read_application(path: Path) -> dict[str, Any]:
+    """The only application of a Serve config file as a mapping. Raises ConfigError."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give a Serve config file such as configs/smollm2-cpu.yaml") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    applications = document.get("applications") if isinstance(document, dict) else None
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError(f"{path}: 'applications' must list exactly one application")
+    application: dict[str, Any] = applications[0]
+    return application
+
+
+def _sentence(error: ValidationError) -> str:
+    faults = []
+    for fault in error.errors()[:3]:
+        where = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            faults.append(f"unknown key '{where}'; valid beside it are {', '.join(_siblings(fault['loc']))}")
+        elif fault["type"] == "missing":
+            faults.append(f"'{where}' is missing")
+        elif fault["type"] == "value_error":
+            faults.append(str(fault["ctx"]["error"]))
+        else:
+            faults.append(f"'{where}' = {fault['input']!r}: {fault['msg'][:1].lower()}{fault['msg'][1:]}")
+    return "; ".join(faults)
+
+
+def _siblings(location: tuple[Any, ...]) -> list[str]:
+    model: Any = AppConfig
+    for part in location[:-1]:
+        model = model.model_fields[part].annotation
+    return sorted(model.model_fields)

@@ -1,0 +1,88 @@
+"""The actors that hold a device: DrafterActor and VerifierRank. Each is made, watched and replaced by its Serve replica.
+
+Heavy imports stay inside the methods: a replica imports this module to make the actor and must stay light (no torch).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+if TYPE_CHECKING:
+    from ddtree.deployments.config import AppConfig
+    from ddtree.deployments.models import Models
+    from ddtree.drafter.items import Candidates, DraftItem
+    from ddtree.verifier.batch import VerifyBatch, VerifyResult
+
+
+@ray.remote(num_cpus=0, enable_tensor_transport=True)
+class DrafterActor:
+    """Runs the DFlash forward and owns the context cache of its sequences."""
+
+    def __init__(self, config: AppConfig, models: Models) -> None:
+        import torch
+
+        from ddtree.deployments import transport
+        from ddtree.drafter.drafter import Drafter
+        from ddtree.verifier.dtype import choose_dtype
+
+        device = config.drafter.device
+        transport.install(device)
+        assert models.drafter_dir is not None
+        self._drafter = Drafter(
+            models.drafter_dir,
+            models.target.model_dir,
+            device=device,
+            dtype=choose_dtype(device) if config.drafter.dtype == "auto" else getattr(torch, config.drafter.dtype),
+            top_k=config.tree.top_k,
+            threads=config.drafter.threads,
+        )
+
+    def ping(self) -> bool:
+        return True
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def draft(self, items: list[DraftItem], verified: VerifyResult | None) -> Candidates:
+        """Feed the items' new context rows and draft for those with a bonus. Returned as an RDT object."""
+        return self._drafter.draft(items, [verified.features] if verified else [])
+
+    def release(self, sequences: list[str]) -> None:
+        self._drafter.release(sequences)
+
+
+@ray.remote(num_cpus=0, enable_tensor_transport=True)
+class VerifierRank:
+    """Runs the target forward and owns this rank's part of the KV pool."""
+
+    def __init__(self, config: AppConfig, models: Models) -> None:
+        from ddtree.deployments import transport
+        from ddtree.verifier.backends import load_target
+
+        transport.install(config.verifier.device)
+        self._target = load_target(
+            config.verifier.backend,
+            str(models.target.model_dir),
+            dtype=config.target.dtype,
+            device=config.verifier.device,
+            page_size=config.verifier.page_size,
+            pages=config.verifier.kv_tokens // config.verifier.page_size,
+            feature_layers=models.feature_layers,
+            threads=config.verifier.threads,
+        )
+
+    def ping(self) -> bool:
+        return True
+
+    def step(self, batch: VerifyBatch) -> VerifyResult:
+        """One verify step. Returned as an RDT object."""
+        return self._target.step(batch)
+
+
+def make(actor_class: Any, num_gpus: float, *args: Any) -> ray.actor.ActorHandle:
+    """Create a device actor with its share of a GPU. The caller owns it: it dies with the caller."""
+    handle: ray.actor.ActorHandle = actor_class.options(num_gpus=num_gpus).remote(*args)
+    return handle

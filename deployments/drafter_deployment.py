@@ -1,0 +1,53 @@
+"""Drafter: the Serve deployment that owns one drafter actor per replica and tells the router of it. Imports no torch.
+
+`num_replicas` and autoscaling need nothing else: a replica registers when it is healthy, again at every health check (so that a
+router that forgot it, or is new, learns of it), and is forgotten when it leaves or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.device_actors import DrafterActor, make
+from ddtree.deployments.models import Models
+
+PING_S = 30
+
+
+@serve.deployment(
+    name="Drafter",
+    ray_actor_options={"num_cpus": 0},
+    health_check_period_s=2,
+    health_check_timeout_s=PING_S + 5,
+    graceful_shutdown_timeout_s=5,
+)
+class Drafter:
+    """One replica is one drafter."""
+
+    async def __init__(self, config: AppConfig, models: Models, router: DeploymentHandle) -> None:
+        self._router = router
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._actor: Any = make(DrafterActor, config.drafter.num_gpus, config, models)
+        await self._register()
+
+    async def pid(self) -> int:
+        """Process id of the actor, for operators and tests that kill it."""
+        return int(await self._actor.pid.remote())
+
+    async def check_health(self) -> None:
+        """Raises when the actor is dead or hangs; Serve then replaces the replica."""
+        await self._register()
+
+    async def _register(self) -> None:
+        await asyncio.wait_for(self._actor.ping.remote(), PING_S)
+        await self._router.register_drafter.remote(self._id, self._actor)
+
+    async def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the router may be gone before us
+            await self._router.deregister_drafter.remote(self._id)

@@ -1,0 +1,115 @@
+"""One request to text deltas: starts a sequence per prompt, cuts at stop strings, counts what is delivered.
+
+Knows the engine's token deltas and a tokenizer. Knows no HTTP and no answer shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats
+from ddtree.deployments.text import Decoder, TextStream
+
+
+class EngineClient(Protocol):
+    """What the HTTP layer calls: a router, or anything that generates."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Yield a delta per round. Closing the iterator cancels the request."""
+        ...
+
+    async def health(self) -> dict[str, Any]:
+        """Return facts about the engine; raise when it cannot serve."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """One sequence to generate. `index` is its place among the choices."""
+
+    index: int
+    request: GenerationRequest
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextEvent:
+    """What one round delivered. The last event of a sequence has a `finish_reason`; its text may be empty."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]  # delivered: nothing after a stop string; the stop token included
+    finish_reason: str | None = None  # "stop" or "length"
+    stats: RequestStats | None = None  # the engine's latest
+
+
+async def generate_text(
+    engine: EngineClient, sequence: TextRequest, decoder: Decoder
+) -> AsyncGenerator[TextEvent, None]:
+    """Yield an event per round that has something to say.
+
+    Raises:
+        RuntimeError: the engine's deltas end without a finish reason.
+    """
+    stream = TextStream(decoder, sequence.stop)
+    index, request = sequence.index, sequence.request
+    stats: RequestStats | None = None
+    async with aclosing(cast(AsyncGenerator[Delta, None], engine.generate(request))) as deltas:
+        async for delta in deltas:
+            ids, spoken = delta.token_ids, delta.token_ids
+            stats = delta.stats or stats
+            if delta.finish_reason == "stop" and ids and ids[-1] in request.stop_token_ids:
+                spoken = ids[:-1]  # a token like any other in usage, but not text
+            out = stream.push(spoken)
+            if out.stopped:
+                yield TextEvent(index, out.text, ids[: out.n_tokens], "stop", stats)
+                return
+            if delta.finish_reason is None:
+                yield TextEvent(index, out.text, ids, None, stats)
+                continue
+            rest = stream.finish()
+            reason = "stop" if rest.stopped else delta.finish_reason
+            yield TextEvent(index, out.text + rest.text, ids, reason, stats)
+            return
+    raise RuntimeError("The engine ended a request without a finish reason.")
+
+
+async def generate_all(
+    engine: EngineClient, sequences: Sequence[TextRequest], decoder: Decoder
+) -> AsyncGenerator[TextEvent, None]:
+    """Yield the events of all sequences, which run at the same time, as they come. The first error ends all."""
+    if len(sequences) == 1:
+        async with aclosing(generate_text(engine, sequences[0], decoder)) as events:
+            async for event in events:
+                yield event
+        return
+    queue: asyncio.Queue[TextEvent | BaseException | None] = asyncio.Queue()
+
+    async def pump(sequence: TextRequest) -> None:
+        try:
+            async with aclosing(generate_text(engine, sequence, decoder)) as events:
+                async for event in events:
+                    queue.put_nowait(event)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(sequence)) for sequence in sequences]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

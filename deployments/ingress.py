@@ -1,0 +1,73 @@
+"""Ingress: the HTTP edge as a Serve deployment. Holds the tokenizer and the API app, no state of a request beyond its stream.
+
+The app itself is in openai_api.py and knows no Ray; here it is given an engine that is a handle to the Router deployment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
+
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.models import Models
+from ddtree.deployments.openai_api import ApiSettings, create_app
+from ddtree.deployments.requests import Delta, GenerationRequest
+
+
+class RouterEngine:
+    """The engine behind the API: a Router replica."""
+
+    def __init__(self, router: DeploymentHandle) -> None:
+        self._generate = router.options(stream=True).generate
+        self._status = router.status
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas of a request; closing the iterator cancels it."""
+        deltas = self._generate.remote(request)
+        finished = False
+        try:
+            async for delta in deltas:
+                finished = delta.finish_reason is not None
+                yield delta
+        except RayTaskError as error:
+            raise (error.cause or error) from None
+        finally:
+            if not finished:
+                deltas.cancel()
+
+    async def health(self) -> dict[str, Any]:
+        """The router's figures; raises when its round loop does not move."""
+        status: dict[str, Any] = await self._status.remote()
+        return status
+
+
+@serve.deployment(
+    name="Ingress",
+    ray_actor_options={"num_cpus": 0},
+    max_ongoing_requests=1000,
+    graceful_shutdown_timeout_s=5,
+)
+@serve.ingress()  # the replica builds the app, once it has its tokenizer
+class Ingress:
+    def __init__(self, config: AppConfig, models: Models, router: DeploymentHandle, *_: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(models.target.model_dir)
+        self._engine = RouterEngine(router)
+        self._settings = ApiSettings(
+            model=models.served_name,
+            context_length=models.max_context,
+            vocab_size=models.target.vocab_size,
+            eos_token_ids=models.target.eos_token_ids,
+            default_budget=config.tree.budget if models.drafter else 0,
+            max_budget=config.tree.max_budget if models.drafter else 0,
+            max_body_bytes=config.api.max_body_bytes,
+            default_max_tokens=config.api.default_max_tokens,
+        )
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return create_app(self._settings, self._engine, self._tokenizer)

@@ -1,0 +1,71 @@
+"""The router's view of its peers: Ray calls with deadlines, and every way they fail turned into PeerLost.
+
+Knows Ray and the device actors' methods, nothing of trees or requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from torch import Tensor
+
+from ddtree.deployments.round_loop import PeerLost
+from ddtree.deployments.transport import share
+from ddtree.drafter.items import Candidates, DraftItem
+from ddtree.verifier.batch import VerifyBatch, VerifyResult
+
+# What `ray.get` of a device actor's result can raise: its death, an error in its method, our deadline, a transfer cut short.
+_LOST = (RayError, TimeoutError, OSError)
+
+
+class RayDrafter:
+    """A DrafterActor. `start` and `result` come in turn."""
+
+    def __init__(self, drafter_id: str, actor: ActorHandle, transport: str, timeout_s: float) -> None:
+        self.id = drafter_id
+        self._actor, self._timeout = actor, timeout_s
+        self._draft = actor.draft.options(tensor_transport=transport)
+        self._pending: Any = None
+
+    def start(self, items: list[DraftItem], features: Any) -> None:
+        """Begin a draft. `features` is the reference to the verify result whose rows the items name, or None."""
+        try:
+            self._pending = self._draft.remote(items, features)
+        except _LOST as error:
+            raise PeerLost(_why(error)) from error
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        try:
+            candidates: Candidates = ray.get(self._pending, timeout=self._timeout)
+        except _LOST as error:
+            raise PeerLost(_why(error)) from error
+        finally:
+            self._pending = None
+        return candidates.logprobs, candidates.ids
+
+    def release(self, sequences: list[str]) -> None:
+        """Forget sequences; nobody waits for it."""
+        self._actor.release.remote(sequences)
+
+
+class RayVerifier:
+    """The verifier group, through its first rank."""
+
+    def __init__(self, rank: ActorHandle, transport: str, timeout_s: float) -> None:
+        self._step = rank.step.options(tensor_transport=transport)
+        self._transport, self._timeout = transport, timeout_s
+
+    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
+        try:
+            reference = self._step.remote(share(batch, self._transport))
+            return ray.get(reference, timeout=self._timeout), reference
+        except _LOST as error:
+            raise PeerLost(_why(error)) from error
+
+
+def _why(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"

@@ -1,0 +1,75 @@
+"""Which target and which drafter a configuration means, checked against each other from their JSON files alone.
+
+Imports no torch and reads no weights, so that a bad configuration stops within a second. Knows no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.errors import ConfigError
+from ddtree.drafter.config import DrafterInfo
+from ddtree.verifier.backends import check_backend
+from ddtree.verifier.model_dir import TargetInfo, resolve
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a deployment loads. Written here, read by every actor."""
+
+    target: TargetInfo
+    served_name: str
+    max_context: int  # prompt + answer, tokens
+    drafter: DrafterInfo | None
+    drafter_dir: Path | None
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return tuple(self.drafter.target_layer_ids) if self.drafter else ()
+
+    @property
+    def horizon(self) -> int:
+        """Deepest node of a tree."""
+        return self.drafter.horizon if self.drafter else 0
+
+
+def shipped_checkpoints() -> Path:
+    """The folder of the checkpoints inside the package."""
+    import ddtree.drafter
+
+    return Path(ddtree.drafter.__file__).parent / "checkpoints"
+
+
+def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = None) -> Models:
+    """Resolve and check everything that a deployment names. Raises ConfigError. Prepares an embedded target on first use."""
+    drafter_dir = _checkpoint(config.drafter.checkpoint)
+    try:
+        check_backend(config.verifier.backend)
+        drafter = DrafterInfo.read(drafter_dir) if drafter_dir else None
+        target = TargetInfo.read(resolve(config.target.model, progress))
+        if drafter:
+            drafter.check_target(target.hidden_size, target.vocab_size, target.num_layers, target.name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    max_context = min(config.target.max_context or target.max_positions, target.max_positions)
+    need = max_context + config.tree.max_budget + 1
+    if config.verifier.kv_tokens < need:
+        raise ConfigError(
+            f"verifier.kv_tokens ({config.verifier.kv_tokens}) must hold one sequence of full length: at least {need} "
+            f"(context {max_context} + tree.max_budget + 1); raise it or lower target.max_context"
+        )
+    return Models(target, config.target.served_name or target.name, max_context, drafter, drafter_dir)
+
+
+def _checkpoint(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    shipped = shipped_checkpoints()
+    for path in (shipped / name, Path(name).expanduser()):
+        if (path / "config.json").is_file():
+            return path.resolve()
+    names = sorted(p.parent.name for p in shipped.glob("*/config.json"))
+    raise ConfigError(f"drafter.checkpoint '{name}' is neither a shipped checkpoint ({', '.join(names) or 'none'}) nor a directory with a config.json")

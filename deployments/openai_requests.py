@@ -1,0 +1,132 @@
+"""A validated request to the sequences that the engine runs: prompt ids, lengths, budget, sampling.
+
+Knows the model's limits and its tokenizer. Knows no HTTP and does not generate.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree.deployments.api_errors import ApiError, BadRequest
+from ddtree.deployments.api_types import ChatRequest, CompletionRequest, GenerationFields
+from ddtree.deployments.generation import TextRequest
+from ddtree.deployments.requests import GenerationRequest, SamplingParams
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """What the HTTP layer must know of the deployment. Written by whoever mounts the app."""
+
+    model: str  # the served name
+    context_length: int  # prompt + completion, in tokens
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_budget: int
+    max_budget: int
+    max_body_bytes: int = 4 << 20
+    max_prompts: int = 128  # sequences that one request may start
+    default_max_tokens: int = 16  # of /v1/completions, as OpenAI has it; a chat gets the rest of the context
+    default_temperature: float = 1.0  # as OpenAI has it
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Turns requests into sequences; every method raises ApiError with the reason where it cannot."""
+
+    settings: ApiSettings
+    tokenizer: Any  # a Hugging Face tokenizer
+
+    def completion(self, request: CompletionRequest) -> list[TextRequest]:
+        """Return one sequence per prompt."""
+        if len(request.prompts) > self.settings.max_prompts:
+            raise BadRequest(f"'prompt' lists more than {self.settings.max_prompts} prompts.", "prompt")
+        prompts = [self._ids(prompt) for prompt in request.prompts]
+        limit = request.max_tokens
+        default = self.settings.default_max_tokens
+        return [self._sequence(i, ids, request, limit, "max_tokens", default) for i, ids in enumerate(prompts)]
+
+    def chat(self, request: ChatRequest) -> list[TextRequest]:
+        """Return the one sequence of a conversation, rendered by the model's chat template."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise BadRequest("This model has no chat template: use /v1/completions.", "messages")
+        messages = [message.for_template() for message in request.messages]
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates refuse conversations (say, two user turns in a row) in their own way
+            raise BadRequest(f"The model's chat template refuses these messages: {error}.", "messages") from None
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        limit, param = request.max_tokens, "max_tokens"
+        if request.max_completion_tokens is not None:
+            limit, param = request.max_completion_tokens, "max_completion_tokens"
+        return [self._sequence(0, ids, request, limit, param, self.settings.context_length)]
+
+    def check_model(self, model: str | None) -> None:
+        """Raise a 404 unless `model` is the served one or left out."""
+        if model not in (None, self.settings.model):
+            raise ApiError(
+                404,
+                f"The model '{model}' does not exist here; this server has '{self.settings.model}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            ids: list[int] = self.tokenizer(prompt)["input_ids"]
+            return ids
+        wrong = next((token for token in prompt if not 0 <= token < self.settings.vocab_size), None)
+        if wrong is not None:
+            limit = self.settings.vocab_size - 1
+            raise BadRequest(f"'prompt' has the token id {wrong}; this model's ids are 0 to {limit}.", "prompt")
+        return prompt
+
+    def _sequence(
+        self, index: int, ids: list[int], request: GenerationFields, limit: int | None, param: str, default: int
+    ) -> TextRequest:
+        where = "prompt" if isinstance(request, CompletionRequest) else "messages"
+        if not ids:
+            raise BadRequest(f"'{where}' is empty: there is no token to start from.", where)
+        context = self.settings.context_length
+        room = context - len(ids)
+        if room <= 0:
+            raise BadRequest(
+                f"The prompt has {len(ids)} tokens and the context {context}: no room is left for an answer.",
+                where,
+                "context_length_exceeded",
+            )
+        if limit is not None and limit > room:
+            raise BadRequest(
+                f"'{param}' is {limit}, but the prompt's {len(ids)} tokens leave {room} of the context of {context}.",
+                param,
+                "context_length_exceeded",
+            )
+        generation = GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_ids=tuple(ids),
+            max_tokens=min(default, room) if limit is None else limit,
+            stop_token_ids=self.settings.eos_token_ids,
+            sampling=self._sampling(request),
+            budget=self._budget(request),
+        )
+        return TextRequest(index, generation, request.stops)
+
+    def _sampling(self, request: GenerationFields) -> SamplingParams:
+        temperature = self.settings.default_temperature if request.temperature is None else request.temperature
+        return SamplingParams(
+            temperature=temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=max(request.top_k or 0, 0),
+            seed=secrets.randbits(63) if request.seed is None and temperature > 0 else request.seed or 0,
+        )
+
+    def _budget(self, request: GenerationFields) -> int:
+        asked = request.ddtree.budget if request.ddtree else None
+        if asked is None:
+            return self.settings.default_budget
+        if asked > self.settings.max_budget:
+            most = self.settings.max_budget
+            raise BadRequest(f"'ddtree.budget' is {asked}; this server's maximum is {most}.", "ddtree.budget")
+        return asked

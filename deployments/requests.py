@@ -1,0 +1,57 @@
+"""What travels between ingress and router: token ids in, token deltas out. Knows no text, no HTTP and no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+STAGES = ("draft", "build", "verify", "accept", "commit")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the target draws. Written by the ingress, read by the verifier through the router."""
+
+    temperature: float = 0.0  # below 1e-5 is greedy
+    top_p: float = 1.0  # 1 is off, 0 is greedy
+    top_k: int = 0  # 0 is off
+    seed: int = 0  # 64 bit; the ingress draws one where the client gives none
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One sequence to generate. Written by the ingress."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]  # at least one token
+    max_tokens: int  # at least 1; the ingress has checked prompt + max_tokens against the context
+    stop_token_ids: tuple[int, ...] = ()  # generation ends with (and includes) the first of these
+    sampling: SamplingParams = SamplingParams()
+    budget: int = 0  # draft nodes per round; 0 is plain decoding
+
+
+@dataclass
+class RequestStats:
+    """Speculation figures of one request. Written by the router, complete with the last delta."""
+
+    budget: int = 0
+    rounds: int = 0  # verify steps that decoded (prefill is not one)
+    drafted_tokens: int = 0  # nodes besides the root
+    accepted_tokens: int = 0  # draft tokens committed
+    acceptance_histogram: list[int] = field(default_factory=list)  # [i]: rounds that accepted i draft tokens
+    fallback_rounds: int = 0  # rounds with budget > 0 that had no draft
+    stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    prefill_seconds: float = 0.0
+    queue_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Tokens of one round. The last one of a request has `finish_reason` and `stats`."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # "stop" (a stop token) or "length"
+    stats: RequestStats | None = None
+
+
+class Cancelled(Exception):
+    """The request was ended from outside; nobody waits for its tokens."""

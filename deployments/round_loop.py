@@ -1,0 +1,321 @@
+"""The round: draft, build, verify, accept, commit, over a batch that sequences join and leave between rounds.
+
+Knows the scheduler, the tree operations and two kinds of peer behind protocols; not how these are reached (links.py does).
+A drafter is a hint: whatever it does wrong costs its sequences their drafts, never a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ddtree.deployments.batching import Layout, lay_out
+from ddtree.deployments.requests import Delta
+from ddtree.deployments.scheduler import Entry, Scheduler
+from ddtree.deployments.sequence import Accepted, Sequence
+from ddtree.drafter.items import DraftItem, FeatureSlice
+from ddtree.kernels import DraftTree, tree_accept, tree_build
+from ddtree.verifier.batch import VerifyBatch, VerifyResult
+
+log = logging.getLogger(__name__)
+
+
+class PeerLost(RuntimeError):
+    """A drafter or the verifier died, hangs or failed."""
+
+
+class DrafterPeer(Protocol):
+    """One drafter replica."""
+
+    id: str
+
+    def start(self, items: list[DraftItem], features: Any) -> None: ...
+    def result(self) -> tuple[Tensor, Tensor]:
+        """logprobs [B, L, K] float32 and ids [B, L, K] int32 of the items with a bonus. Raises PeerLost."""
+        ...
+
+    def release(self, sequences: list[str]) -> None: ...
+
+
+class VerifierPeer(Protocol):
+    """The verifier group. `step` also gives a reference to the result, which a drafter can read features from."""
+
+    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
+        """Raises PeerLost."""
+        ...
+
+
+Emit = Callable[[Sequence, Delta | Exception], None]
+
+
+@dataclass
+class Totals:
+    """Counts since start, for health and figures."""
+
+    rounds: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    fallbacks: int = 0  # decoding rounds of a sequence that wanted a draft and had none
+    preemptions: int = 0
+
+
+@dataclass
+class Round:
+    """What one round holds between its stages."""
+
+    entries: list[Entry]
+    trees: list[Entry]  # the decoding ones
+    budgets: list[int]  # nodes besides the root, by tree
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the target drew, on the host."""
+
+    y: list[int]  # by sampling row
+    paths: list[list[int]]  # accepted nodes, by tree
+
+
+class RoundLoop:
+    """Runs rounds over what the scheduler plans. Not thread-safe: one thread owns it."""
+
+    def __init__(self, scheduler: Scheduler, top_k: int, emit: Emit) -> None:
+        self.scheduler = scheduler
+        self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
+        self.drafters: dict[str, DrafterPeer] = {}
+        self.totals = Totals()
+        self._top_k, self._emit = top_k, emit
+        self._features: Any = None  # reference to the last verify result
+        self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
+
+    # -- peers -----------------------------------------------------------------------------------------------------------
+
+    def add_drafter(self, drafter: DrafterPeer) -> None:
+        self.drafters[drafter.id] = drafter
+        log.info("drafter %s joined, %d in all", drafter.id, len(self.drafters))
+
+    def forget_drafter(self, drafter_id: str, why: str) -> None:
+        """Its sequences go on with root-only trees until another drafter has their context."""
+        if self.drafters.pop(drafter_id, None) is None:
+            return
+        log.warning("drafter %s forgotten: %s; %d left", drafter_id, why, len(self.drafters))
+        for sequence in self.scheduler.running:
+            if sequence.drafter == drafter_id:
+                sequence.forget_drafter()
+
+    def verifier_lost(self) -> None:
+        """Its KV rows are gone: every running sequence is computed again, no token is lost."""
+        self._features, self._new_context = None, {}
+        self.scheduler.restart_all()
+
+    def fail_running(self, error: Exception) -> None:
+        """A fault in a round: end what was running with the error."""
+        self._features, self._new_context = None, {}
+        for sequence in list(self.scheduler.running):
+            self._end(sequence)
+            self._emit(sequence, error)
+
+    # -- one round -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """One round. False when there was nothing to do. Raises PeerLost when the verifier is gone; the round then never
+        happened, as far as any sequence's tokens go."""
+        for sequence in self.scheduler.drop_cancelled():
+            self._release(sequence)
+        self._assign_drafters()
+        entries = self.scheduler.plan()
+        if not entries:
+            return False
+        now = time.monotonic()
+        for entry in entries:
+            if entry.sequence.started is None:
+                entry.sequence.started = now
+                entry.sequence.stats.queue_seconds = now - entry.sequence.arrival
+        trees = [entry for entry in entries if entry.sequence.decoding]
+        work = Round(entries, trees, [entry.budget for entry in trees])
+        candidates = self._timed(work, "draft", lambda: self._draft(work))
+        tree = self._timed(work, "build", lambda: self._build(work, candidates))
+        layout = lay_out(entries, tree, work.budgets, self.scheduler.pages.page_size)
+        result, reference = self._timed(work, "verify", lambda: self.verifier.step(layout.batch))
+        work.seconds["commit"] = result.seconds["commit"]
+        work.seconds["verify"] -= work.seconds["commit"]
+        self._features, self._new_context = reference, {}
+        drawn = self._timed(work, "accept", lambda: self._accept(layout, tree, result.y))
+        self._settle(work, layout, drawn)
+        self.totals.rounds += 1
+        return True
+
+    def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        value = run()
+        work.seconds[stage] = time.perf_counter() - begin
+        return value
+
+    def _assign_drafters(self) -> None:
+        if not self.drafters:
+            return
+        load = dict.fromkeys(self.drafters, 0)
+        for sequence in self.scheduler.running:
+            if sequence.drafter in load:
+                load[sequence.drafter] += 1
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            if sequence.drafter is None and sequence.request.budget > 0 and not sequence.cancelled:
+                sequence.drafter = min(load, key=load.__getitem__)
+                load[sequence.drafter] += 1
+                if sequence.computed:
+                    self.scheduler.rebuild_context(sequence)
+
+    def _draft(self, work: Round) -> tuple[Tensor, Tensor] | None:
+        """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft."""
+        items: dict[str, list[DraftItem]] = {}
+        wanted: dict[str, list[int]] = {}
+        for i, entry in enumerate(work.trees):
+            sequence = entry.sequence
+            if entry.budget and sequence.drafter:
+                items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=True))
+                wanted.setdefault(sequence.drafter, []).append(i)
+        decoding = {entry.sequence.id for entry in work.trees}
+        for sequence in self.scheduler.running:  # prompts and those left out of this round: only feed their context
+            if sequence.drafter and sequence.id in self._new_context and sequence.id not in decoding:
+                items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=False))
+        for drafter_id, part in items.items():
+            self._drafter_call(drafter_id, lambda drafter, part=part: drafter.start(part, self._features))
+        found: list[tuple[list[int], Tensor, Tensor]] = []
+        for drafter_id in items:
+            answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
+            if answer is not None and drafter_id in wanted:
+                found.append((wanted[drafter_id], *answer))
+        return self._merge(work, found)
+
+    def _drafter_call(self, drafter_id: str, call: Callable[[DrafterPeer], Any]) -> Any:
+        drafter = self.drafters.get(drafter_id)
+        if drafter is None:
+            return None
+        try:
+            return call(drafter)
+        except PeerLost as error:
+            self.forget_drafter(drafter_id, str(error))
+            return None
+
+    def _item(self, sequence: Sequence, bonus: bool) -> DraftItem:
+        new = self._new_context.get(sequence.id)
+        item = DraftItem(
+            sequence=sequence.id,
+            restart=sequence.restart,
+            context=[new] if new else [],
+            bonus=sequence.tokens[-1] if bonus else None,
+            position=sequence.computed,
+        )
+        sequence.restart = False
+        return item
+
+    def _merge(self, work: Round, found: list[tuple[list[int], Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+        drafted = {i for rows, _, _ in found for i in rows}
+        for i, entry in enumerate(work.trees):
+            if i not in drafted:
+                self.totals.fallbacks += entry.budget > 0
+                entry.sequence.stats.fallback_rounds += entry.budget > 0
+                work.budgets[i] = 0
+        if not found:
+            return None
+        if len(found) == 1 and len(drafted) == len(work.trees):
+            return found[0][1], found[0][2]
+        shape = (len(work.trees), *found[0][1].shape[1:])
+        logprobs, ids = torch.full(shape, -torch.inf), torch.full(shape, -1, dtype=torch.int32)
+        for rows, part_logprobs, part_ids in found:
+            logprobs[rows], ids[rows] = part_logprobs, part_ids
+        return logprobs, ids
+
+    def _build(self, work: Round, candidates: tuple[Tensor, Tensor] | None) -> DraftTree | None:
+        if not work.trees:
+            return None
+        if candidates is None:
+            empty = (len(work.trees), 0, self._top_k)
+            candidates = torch.empty(empty), torch.empty(empty, dtype=torch.int32)
+        sequences = [entry.sequence for entry in work.trees]
+        return tree_build(
+            *candidates,
+            root=torch.tensor([s.tokens[-1] for s in sequences], dtype=torch.int32),
+            seq_len=torch.tensor([s.computed for s in sequences], dtype=torch.int32),
+            budget=torch.tensor(work.budgets, dtype=torch.int32),
+            max_budget=max(work.budgets),
+        )
+
+    def _accept(self, layout: Layout, tree: DraftTree | None, y: Tensor) -> Drawn:
+        """The walk down each tree. Only its result goes to the host."""
+        paths: list[list[int]] = []
+        if tree is not None:
+            accepted = tree_accept(layout.tree_y(y, tree), tree)
+            lengths = accepted.n_accepted.tolist()
+            paths = [path[:n] for path, n in zip(accepted.path.tolist(), lengths, strict=True)]
+        return Drawn(y.tolist(), paths)
+
+    def _settle(self, work: Round, layout: Layout, drawn: Drawn) -> None:
+        """Move every sequence on by its rows, and hand out its new tokens."""
+        decoding = len(work.trees)
+        for i, entry in enumerate(work.entries):
+            sequence, first, base = entry.sequence, layout.row_offsets[i], entry.sequence.computed
+            if i < decoding:
+                path = drawn.paths[i]
+                sequence.accepted = Accepted(base, path)
+                tokens = [drawn.y[first + node] for node in path]
+                self._count(sequence, work, work.budgets[i], len(path))
+            else:
+                path = list(range(entry.rows))
+                sequence.accepted = None
+                tokens = [drawn.y[layout.row_offsets[decoding] + layout.drawn.index(i)]] if entry.finishes else []
+                sequence.stats.prefill_seconds += sum(work.seconds.values())
+            sequence.computed = base + len(path)
+            self._note_features(sequence, base, [first + node for node in path])
+            if tokens:
+                self._deliver(sequence, tokens)
+
+    def _note_features(self, sequence: Sequence, base: int, rows: list[int]) -> None:
+        """The drafter takes these rows of the result next time; what it already has is left out."""
+        if sequence.drafter is None:
+            return
+        new = rows[max(0, sequence.context - base) :]
+        if new:
+            self._new_context[sequence.id] = FeatureSlice(0, new, base + len(rows) - len(new))
+            sequence.context = base + len(rows)
+
+    def _count(self, sequence: Sequence, work: Round, budget: int, length: int) -> None:
+        stats = sequence.stats
+        stats.rounds += 1
+        stats.drafted_tokens += budget
+        stats.accepted_tokens += length - 1
+        stats.acceptance_histogram += [0] * (length - len(stats.acceptance_histogram))
+        stats.acceptance_histogram[length - 1] += 1
+        for stage, seconds in work.seconds.items():
+            stats.stage_seconds[stage] += seconds
+        self.totals.drafted_tokens += budget
+        self.totals.accepted_tokens += length - 1
+
+    def _deliver(self, sequence: Sequence, tokens: list[int]) -> None:
+        if -1 in tokens:
+            error = RuntimeError("the target's logits for this request are not finite")
+            self._end(sequence)
+            self._emit(sequence, error)
+            return
+        taken, reason = sequence.append(tokens)
+        self.totals.generated_tokens += len(taken)
+        if reason:
+            self._end(sequence)
+        self._emit(sequence, Delta(tuple(taken), reason, sequence.stats if reason else None))
+
+    def _end(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._new_context.pop(sequence.id, None)
+        if sequence.drafter:
+            self._drafter_call(sequence.drafter, lambda drafter: drafter.release([sequence.id]))

@@ -1,0 +1,178 @@
+"""RouterActor: owns request state and the thread that runs rounds. Requests come and go on its event loop.
+
+Everything that changes the scheduler happens on the round thread: calls from outside are put in its inbox and taken between
+rounds. Knows Ray; the round itself is in round_loop.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from ddtree.deployments.requests import Cancelled, Delta, GenerationRequest
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from ddtree.deployments.config import AppConfig
+    from ddtree.deployments.models import Models
+    from ddtree.deployments.sequence import Sequence
+
+log = logging.getLogger(__name__)
+IDLE_S = 0.5  # how often an idle round thread looks up; work wakes it at once
+VERIFIER_RETRY_S = 0.5
+
+
+@ray.remote(num_cpus=0, enable_tensor_transport=True, max_concurrency=1000)
+class RouterActor:
+    """One per Router replica; paired with one verifier group."""
+
+    def __init__(self, config: AppConfig, models: Models, verifier: Any) -> None:
+        """`verifier` is the Serve handle of the Verifier deployment."""
+        import torch
+
+        from ddtree.deployments import transport
+        from ddtree.deployments.round_loop import RoundLoop
+        from ddtree.deployments.scheduler import Limits, Scheduler
+        from ddtree.verifier.pages import PageAllocator
+
+        torch.set_num_threads(1)  # small tensors; the cores belong to the target
+        self._config, self._verifier = config, verifier
+        self._transport = transport.install(config.verifier.device)
+        max_positions = min([models.max_context] + ([models.drafter.max_positions] if models.drafter else []))
+        limits = Limits(
+            max_sequences=config.scheduler.max_sequences,
+            max_waiting=config.scheduler.max_waiting,
+            prefill_rows=config.scheduler.prefill_rows,
+            max_positions=max_positions,
+            horizon=models.horizon,
+            rebuild_window=config.drafter.rebuild_window,
+        )
+        pages = PageAllocator(config.verifier.kv_tokens // config.verifier.page_size, config.verifier.page_size)
+        self._scheduler = Scheduler(pages, limits)
+        self._loop = RoundLoop(self._scheduler, config.tree.top_k, self._emit)
+        self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._heartbeat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
+        self._thread.start()
+
+    # -- called by the Router replica ------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Tokens of a request, one delta a round. Raises what ended it early; `cancel` ends it from outside."""
+        from ddtree.deployments.sequence import Sequence
+
+        self._event_loop = asyncio.get_running_loop()
+        outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        self._outboxes[request.request_id] = outbox
+        sequence = Sequence(request, time.monotonic())
+        self._inbox.put(lambda: self._admit(sequence))
+        try:
+            while True:
+                delta = await outbox.get()
+                if isinstance(delta, Exception):
+                    raise delta
+                yield delta
+                if delta.finish_reason:
+                    return
+        finally:
+            del self._outboxes[request.request_id]
+            sequence.cancelled = True  # no effect on one that is finished
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request whose client is gone. Unknown ids are finished requests."""
+        if outbox := self._outboxes.get(request_id):
+            outbox.put_nowait(Cancelled(request_id))
+
+    async def register_drafter(self, drafter_id: str, actor: ActorHandle) -> None:
+        """A drafter is healthy. Harmless to repeat."""
+        from ddtree.deployments.links import RayDrafter
+
+        drafter = RayDrafter(drafter_id, actor, self._transport, self._config.drafter.timeout_s)
+
+        def join() -> None:
+            if drafter_id not in self._loop.drafters:
+                self._loop.add_drafter(drafter)
+
+        self._inbox.put(join)
+
+    async def deregister_drafter(self, drafter_id: str) -> None:
+        """A drafter drains or is gone. Harmless to repeat."""
+        self._inbox.put(lambda: self._loop.forget_drafter(drafter_id, "it left"))
+
+    async def status(self) -> dict[str, Any]:
+        """Figures for health and people. Raises RuntimeError when the round thread is dead or stuck."""
+        age = time.monotonic() - self._heartbeat
+        if not self._thread.is_alive() or age > self._config.scheduler.stuck_s:
+            raise RuntimeError(f"the round loop has not moved for {age:.0f} s")
+        pages = self._scheduler.pages
+        return {
+            "running": len(self._scheduler.running),
+            "waiting": len(self._scheduler.waiting),
+            "drafters": sorted(self._loop.drafters),
+            "kv_pages": {"total": pages.pages, "free": pages.free_pages, "page_size": pages.page_size},
+            **asdict(self._loop.totals),
+        }
+
+    # -- the round thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        from ddtree.deployments.round_loop import PeerLost
+
+        self._loop.verifier = self._connect_verifier()
+        while True:
+            self._heartbeat = time.monotonic()
+            try:
+                self._take_inbox()
+                if not self._loop.run():
+                    self._inbox.get(timeout=IDLE_S)()
+            except queue.Empty:
+                continue
+            except PeerLost as error:  # of a drafter never gets here
+                log.warning("verifier lost: %s; its sequences are computed again", error)
+                self._loop.verifier_lost()
+                self._loop.verifier = self._connect_verifier()
+            except Exception as error:  # a fault of ours: fail who was in the batch, serve the others
+                log.exception("round failed")
+                self._loop.fail_running(error)
+
+    def _take_inbox(self) -> None:
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _admit(self, sequence: Sequence) -> None:
+        from ddtree.deployments.scheduler import QueueFull
+
+        try:
+            self._scheduler.add(sequence)
+        except QueueFull as error:
+            self._emit(sequence, error)
+
+    def _emit(self, sequence: Sequence, delta: Delta | Exception) -> None:
+        outbox = self._outboxes.get(sequence.id)
+        if outbox is not None and self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(outbox.put_nowait, delta)
+
+    def _connect_verifier(self) -> Any:
+        """Wait for the verifier deployment's group, however long Serve takes to replace it."""
+        from ddtree.deployments.links import RayVerifier
+
+        while True:
+            self._heartbeat = time.monotonic()
+            try:
+                rank = self._verifier.rank.remote().result(timeout_s=self._config.verifier.timeout_s)
+                ray.get(rank.ping.remote(), timeout=self._config.verifier.timeout_s)
+                return RayVerifier(rank, self._transport, self._config.verifier.timeout_s)
+            except Exception as error:
+                log.warning("no verifier yet: %s", error)
+                time.sleep(VERIFIER_RETRY_S)

@@ -1,0 +1,128 @@
+"""Continuous batching: who runs, who waits, which rows the next step carries. Pure policy: knows no tensors and no Ray.
+
+Decoding sequences go first, each with its tree; what is left of the row budget goes to prompts in order of arrival. Pages
+are taken as rows need them; when none is free the sequence that came last gives up its own and is computed again later
+(preemption by recompute), so that the oldest always gets on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ddtree.deployments.sequence import Sequence
+from ddtree.verifier.pages import OutOfPages, PageAllocator
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one step does for one sequence."""
+
+    sequence: Sequence
+    rows: int  # decode: 1 + budget; prefill: prompt tokens of this chunk
+    budget: int  # draft nodes wanted; 0 for prefill
+    finishes: bool  # the target draws a token for it in this step
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes the scheduler keeps to. Written from the configuration."""
+
+    max_sequences: int
+    max_waiting: int
+    prefill_rows: int  # prompt rows per step
+    max_positions: int  # a tree never reaches past it
+    horizon: int  # deepest node of a tree
+    rebuild_window: int  # tokens re-run for a new drafter
+
+
+class Scheduler:
+    def __init__(self, pages: PageAllocator, limits: Limits) -> None:
+        self.pages = pages
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of arrival
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises QueueFull."""
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise QueueFull(f"{len(self.waiting)} requests are waiting; try again later")
+        self.waiting.append(sequence)
+
+    def drop_cancelled(self) -> list[Sequence]:
+        """Forget every cancelled sequence, its pages with it."""
+        gone = [s for s in [*self.running, *self.waiting] if s.cancelled]
+        for sequence in gone:
+            self.finish(sequence)
+        return gone
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, running or waiting, and free its pages."""
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._release(sequence)
+
+    def restart_all(self) -> None:
+        """The pool is lost: every running sequence is computed again from its tokens."""
+        for sequence in self.running:
+            sequence.restart_prefill()
+
+    def rebuild_context(self, sequence: Sequence) -> None:
+        """Turn the last tokens of a decoding sequence into a prefill chunk, whose features give a new drafter its context."""
+        sequence.computed = max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window)
+        sequence.context, sequence.restart = sequence.computed, True
+
+    def plan(self) -> list[Entry]:
+        """The entries of the next step, decoding ones first. Their pages are allocated."""
+        while self.waiting and len(self.running) < self.limits.max_sequences:
+            self.running.append(self.waiting.popleft())
+        rows_left = self.limits.prefill_rows
+        entries: list[Entry] = []
+        for sequence in sorted(self.running, key=lambda s: not s.decoding):  # stable: arrival order within each kind
+            if sequence not in self.running:  # preempted on the way
+                continue
+            entry = self._entry(sequence, rows_left)
+            if entry is None or not self._provide(sequence, sequence.computed + entry.rows, entries):
+                continue
+            if not sequence.decoding:
+                rows_left -= entry.rows
+            entries.append(entry)
+        return entries
+
+    def _entry(self, sequence: Sequence, rows_left: int) -> Entry | None:
+        if sequence.decoding:
+            budget = self._budget(sequence)
+            return Entry(sequence, 1 + budget, budget, True)
+        rows = min(sequence.pending, rows_left)
+        return Entry(sequence, rows, 0, rows == sequence.pending) if rows else None
+
+    def _budget(self, sequence: Sequence) -> int:
+        past_the_end = sequence.computed + self.limits.horizon >= self.limits.max_positions
+        return 0 if past_the_end or sequence.remaining == 1 else sequence.request.budget
+
+    def _provide(self, sequence: Sequence, rows: int, entries: list[Entry]) -> bool:
+        """Give the sequence pages for `rows` KV rows, from later arrivals if need be. False: it has to wait."""
+        while True:
+            try:
+                sequence.pages += self.pages.allocate(max(0, self.pages.pages_for(rows) - len(sequence.pages)))
+                return True
+            except OutOfPages:
+                planned = {id(entry.sequence) for entry in entries}
+                later = self.running[self.running.index(sequence) + 1 :]
+                victim = next((s for s in reversed(later) if s.pages and id(s) not in planned), None)
+                if victim is None:
+                    return False
+                self._preempt(victim)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.restart_prefill()
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pages.free(sequence.pages)
+        sequence.pages = []

@@ -1,0 +1,79 @@
+"""One running request as the router sees it. Owned by the scheduler and the round loop. Knows token ids, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddtree.deployments.requests import GenerationRequest, RequestStats
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Where the KV rows of an accepted path lie: node i of the tree at slot `base` + i."""
+
+    base: int  # committed KV rows before the path
+    path: list[int]  # node indices, 0 first
+
+
+@dataclass
+class Sequence:
+    """`tokens[:computed]` have their KV rows in the pool; the rest is pending. A sequence with one pending token decodes:
+    that token is the root of its tree. One with more is in prefill."""
+
+    request: GenerationRequest
+    arrival: float  # seconds, monotonic
+    tokens: list[int] = field(default_factory=list)  # prompt + committed
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    drafter: str | None = None  # who holds its context
+    context: int = 0  # positions below this are in the drafter's context, or with `features` on their way
+    restart: bool = True  # the drafter must drop what it holds of this sequence first
+    accepted: Accepted | None = None  # last round's path, to be compacted before the next step
+    started: float | None = None  # when its first step began
+    stats: RequestStats = field(default_factory=RequestStats)
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_ids)
+        self.stats.budget = self.request.budget
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.pending == 1 and self.generated > 0
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_tokens - self.generated
+
+    def restart_prefill(self) -> None:
+        """Its KV rows are gone: compute everything again from the tokens."""
+        self.computed, self.accepted = 0, None
+        self.forget_drafter()
+
+    def forget_drafter(self) -> None:
+        """Go on without a draft; the next drafter starts from nothing."""
+        self.drafter, self.context, self.restart = None, 0, True
+
+    def append(self, token_ids: list[int]) -> tuple[list[int], str | None]:
+        """Take the tokens of one round up to where the request ends. Returns those taken and why it ends, if it does."""
+        taken = token_ids[: self.remaining]
+        reason = "length" if self.generated + len(taken) >= self.request.max_tokens else None
+        for i, token in enumerate(taken):
+            if token in self.request.stop_token_ids:
+                taken, reason = taken[: i + 1], "stop"
+                break
+        self.tokens += taken
+        return taken, reason

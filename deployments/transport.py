@@ -1,0 +1,31 @@
+"""How tensors pass between device actors: Ray Direct Transport, `objects` form.
+
+What an actor returns stays where it is and the receiver reads it: through shared memory between processes of a CPU node
+(shm_transport.py), through CUDA IPC between actors that share a GPU. Both are one-sided, so that one end may die without the
+other (two-sided transports take the peer down with them). Knows no model and no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+
+def install(device: str) -> str:
+    """Make the transport of `device` ("cpu", "cuda") usable in this process; returns its name for `tensor_transport=`.
+
+    Call it in the constructor of every actor that sends or receives: actors are pickled by value, so nothing that runs at
+    import time can be relied on.
+    """
+    if device == "cuda":
+        return "CUDA_IPC"
+    from ddtree.deployments.shm_transport import register
+
+    return register()
+
+
+def share(value: Any, transport: str) -> Any:
+    """An argument for a device actor. On a CPU the value itself: a step's few kilobytes travel faster inside the call than
+    through a second object (measured: 1.5 ms less a round). On a GPU an RDT object, so that no tensor goes to the host."""
+    return value if transport == "SHM" else ray.put(value, _tensor_transport=transport)

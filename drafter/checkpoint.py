@@ -1,0 +1,109 @@
+"""DFlash checkpoints on disk: the published form, and the same with int8 rows. Knows no target and no caches.
+
+int8 rows: every matrix `X.weight [out, in]` is int8 with `X.weight_scale [out]` beside it (weight = int8 · scale of the
+row), vectors stay fp32, and config.json says `"ddtree_quantization": {"format": "int8_rows"}`. A quarter of fp32, half
+of bf16; a row's error is at most half its scale, that is 1/254 of its largest element. Weights are dequantised at load.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ddtree.drafter.config import QUANTIZATION_KEY, DrafterInfo
+from ddtree.drafter.dflash import DFlashModel
+from ddtree.drafter.tensors import read_tensors
+
+SCALE = "_scale"
+
+
+def load_published(
+    checkpoint_dir: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+) -> DFlashModel:
+    """The drafter of a checkpoint directory (config.json + *.safetensors, sharded or not, plain or int8 rows).
+
+    Raises:
+        ValueError: not a DFlash checkpoint, another quantisation, or tensors that are missing, unknown or misshapen.
+    """
+    info = DrafterInfo.read(checkpoint_dir)
+    stored = read_tensors(info.checkpoint_dir)
+    if info.quantization == "int8_rows":
+        stored = _dequantise(stored, info.checkpoint_dir)
+    with torch.device("meta"):  # no time or memory for an initialisation that is overwritten
+        model = DFlashModel(info)
+    _check(stored, model, info.checkpoint_dir)
+    model.load_state_dict({name: tensor.to(device, dtype) for name, tensor in stored.items()}, assign=True)
+    return model.eval()
+
+
+def save_published(model: DFlashModel, directory: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes config.json and model.safetensors with the published names in `dtype`."""
+    _write(directory, model, {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}, {})
+
+
+def save_int8(model: DFlashModel, directory: str | Path) -> None:
+    """Writes the int8-rows form (see the file header)."""
+    stored = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.dim() == 2:
+            stored[name], stored[name + SCALE] = quantise_rows(tensor)
+        else:
+            stored[name] = tensor.float()
+    _write(directory, model, stored, {QUANTIZATION_KEY: {"format": "int8_rows"}})
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight `[out, in]` → int8 `[out, in]` and fp32 scale `[out]`, rounded to nearest, symmetric (−127 … 127)."""
+    wide = weight.float()
+    scale = wide.abs().amax(1) / 127
+    rows = wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]  # a row of zeros stays zeros
+    return rows.round().to(torch.int8), scale
+
+
+def dequantise_rows(rows: Tensor, scale: Tensor) -> Tensor:
+    """The fp32 weight `[out, in]` of `quantise_rows`' results."""
+    return rows.float() * scale.float()[:, None]
+
+
+def _dequantise(stored: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
+    lacking = [name for name, t in stored.items() if t.dtype == torch.int8 and name + SCALE not in stored]
+    if lacking:
+        raise ValueError(f"drafter {directory}: int8 tensors without {SCALE!r} beside them: {_some(lacking)}")
+    return {
+        name: dequantise_rows(tensor, stored[name + SCALE]) if tensor.dtype == torch.int8 else tensor
+        for name, tensor in stored.items()
+        if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)
+    }
+
+
+def _check(stored: dict[str, Tensor], model: DFlashModel, directory: Path) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    problems = {
+        "lacks": [name for name in expected if name not in stored],
+        "has unknown": [name for name in stored if name not in expected],
+        "has misshapen": [
+            f"{name} {tuple(stored[name].shape)} instead of {shape}"
+            for name, shape in expected.items()
+            if name in stored and tuple(stored[name].shape) != shape
+        ],
+        "has unscaled integer": [name for name, tensor in stored.items() if not tensor.is_floating_point()],
+    }
+    found = [f"{what} tensors {_some(names)}" for what, names in problems.items() if names]
+    if found:
+        raise ValueError(f"drafter {directory} does not match its config.json: it {' and '.join(found)}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _write(directory: str | Path, model: DFlashModel, tensors: dict[str, Tensor], extra: dict[str, object]) -> None:
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(model.config.to_dict() | extra, indent=2) + "\n")

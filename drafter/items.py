@@ -1,0 +1,89 @@
+"""What goes into a draft call, what comes out, and the checks on the way in. Knows no model, changes no state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ddtree.drafter.config import DrafterConfig
+
+
+@dataclass(frozen=True)
+class FeatureSlice:
+    """Where the target features of some consecutive positions are. Written by the router."""
+
+    source: int  # index into the features given to the same call
+    rows: list[int]  # rows of that tensor, one per position
+    position: int  # absolute position of the token that rows[0] was computed from
+
+
+@dataclass(frozen=True)
+class DraftItem:
+    """One sequence in a call. Written by the router."""
+
+    sequence: str
+    restart: bool  # forget what is held of this sequence (or nothing is held yet)
+    context: list[FeatureSlice]  # new context, contiguous, continuing what is held
+    bonus: int | None  # the token to draft after; None only feeds context
+    position: int  # absolute position of the bonus token; the context ends just before it
+
+    @property
+    def new_rows(self) -> int:
+        return sum(len(part.rows) for part in self.context)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The drafter's best tokens for each of the next L positions; one row per item with a bonus, in order."""
+
+    logprobs: Tensor  # [B, L, K] fp32, best first; -inf where there is no candidate
+    ids: Tensor  # [B, L, K] int32; -1 where there is no candidate
+
+
+def check_items(
+    items: Sequence[DraftItem], features: Sequence[Tensor], ends: Mapping[str, int], config: DrafterConfig
+) -> None:
+    """Raises ValueError, naming the sequence and the reason, where a call cannot be done.
+
+    Args:
+        ends: sequence → position after its last held context row.
+    """
+    width = len(config.target_layer_ids) * config.hidden_size
+    for source, tensor in enumerate(features):
+        if tensor.dim() != 2 or tensor.shape[1] != width:
+            raise ValueError(f"features[{source}] is {tuple(tensor.shape)}, expected [rows, {width}]")
+    seen: set[str] = set()
+    for item in items:
+        reason = "twice in one call" if item.sequence in seen else _fault(item, features, ends, config)
+        if reason:
+            raise ValueError(f"sequence {item.sequence!r}: {reason}")
+        seen.add(item.sequence)
+
+
+def _fault(item: DraftItem, features: Sequence[Tensor], ends: Mapping[str, int], config: DrafterConfig) -> str | None:
+    if not item.restart and item.sequence not in ends:
+        return "no context is held for it; send all of it with restart"
+    end = None if item.restart else ends[item.sequence]  # None: the first slice decides
+    for part in item.context:
+        if not 0 <= part.source < len(features):
+            return f"feature source {part.source} is not among the {len(features)} given"
+        available = features[part.source].shape[0]
+        if not all(0 <= row < available for row in part.rows):
+            return f"rows {part.rows} are not all among the {available} of features[{part.source}]"
+        if part.position < 0 or (end is not None and part.position != end):
+            return f"context comes at position {part.position}, expected {end if end is not None else '0 or later'}"
+        end = part.position + len(part.rows)
+    end = end or 0
+    if end > config.max_positions:
+        return f"context up to position {end} is past the drafter's {config.max_positions} positions"
+    if item.bonus is None:
+        return None
+    if not 0 <= item.bonus < config.vocab_size:
+        return f"bonus token {item.bonus} is outside the vocabulary of {config.vocab_size}"
+    if item.position != end:
+        return f"the bonus token is at position {item.position}, but the context ends before position {end}"
+    if not config.drafts_at(item.position):
+        return f"a block at position {item.position} does not fit the drafter's {config.max_positions} positions"
+    return None

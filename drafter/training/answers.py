@@ -1,0 +1,211 @@
+"""Stage 2: the target's own answers, in shards, so that a killed run keeps what it has. Knows no training.
+
+First the target invents user texts (Magpie, arXiv 2406.08464), then it answers those and the prompts of stage 1, then texts built
+on its answers (next turns, pieces to work on), then prompts once more with other noise, until the time is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ddtree.drafter.training.decoder import Decoder, Job
+from ddtree.drafter.training.options import Report, TrainOptions
+from ddtree.drafter.training.prompts import PromptSet
+from ddtree.drafter.training.ragged import Tokens, pack, save_arrays, unpack
+
+TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)  # drawn evenly: 40 % greedy
+INVENTED_SHARE = 0.2  # of the time, at most
+INVENTED_MAX, INVENTED_TOKENS = 60_000, 160
+SHARD_SECONDS = 20.0
+
+
+@dataclass
+class Answers:
+    """Columns of equal length, one entry per answer."""
+
+    tokens: list[Tokens] = field(default_factory=list)  # prompt and answer
+    prompt_length: list[int] = field(default_factory=list)
+    temperature: list[float] = field(default_factory=list)
+    group: list[int] = field(default_factory=list)  # answers with the same source share it
+    kind: list[str] = field(default_factory=list)
+    key: list[int] = field(default_factory=list)  # index of the first-round prompt, -1 for later ones
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(map(len, self.tokens)) - sum(self.prompt_length)
+
+
+class AnswerStore:
+    """A folder of shards with the generation seconds each of them took."""
+
+    def __init__(self, folder: Path, dtype: type) -> None:
+        self.folder, self.dtype = folder, dtype
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "finished").exists()
+
+    def finish(self) -> None:
+        (self.folder / "finished").touch()
+
+    def _shards(self) -> list[Path]:
+        return sorted(p for p in self.folder.glob("shard-*.npz") if "partial" not in p.name)
+
+    def append(self, answers: Answers, seconds: float) -> None:
+        """One more shard; whole or not there."""
+        ids, offsets = pack(answers.tokens, self.dtype)
+        path = self.folder / f"shard-{len(self._shards()):04d}.npz"
+        columns = {
+            "prompt_length": np.array(answers.prompt_length, np.int64),
+            "temperature": np.array(answers.temperature, np.float32),
+            "group": np.array(answers.group, np.int64),
+            "kind": np.array(answers.kind, "U16"),
+            "key": np.array(answers.key, np.int64),
+        }
+        save_arrays(path, ids=ids, offsets=offsets, seconds=np.float64(seconds), **columns)
+
+    def load(self) -> tuple[Answers, float]:
+        """Everything so far, and the seconds it took."""
+        out, seconds = Answers(), 0.0
+        for path in self._shards():
+            with np.load(path) as z:
+                out.tokens += unpack(z["ids"], z["offsets"])
+                for name in ("prompt_length", "temperature", "group", "kind", "key"):
+                    getattr(out, name).extend(z[name].tolist())
+                seconds += float(z["seconds"])
+        return out, seconds
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a job came from: becomes columns of its answer."""
+
+    kind: str
+    group: int
+    key: int
+
+
+def make_answers(
+    options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, report: Report
+) -> None:
+    """Fills the store until `options.generation` seconds are used, counting those of earlier runs."""
+    so_far, spent = store.load()
+    total, begun = options.generation, time.time()
+    invented, inventing = _invented(options, prompts, decoder, store, total * INVENTED_SHARE, report)
+    begun, spent = time.time(), spent + inventing
+    jobs = _Jobs(options, prompts, invented, so_far)
+    fresh, last, tokens, count = Answers(), time.time(), so_far.new_tokens, len(so_far)
+    for answer in decoder.generate(iter(jobs), begun + total - spent):
+        source = jobs.sources.pop(answer.job.key)
+        row = (answer.tokens.astype(store.dtype), len(answer.job.prompt), answer.job.temperature)
+        for column, value in zip(("tokens", "prompt_length", "temperature"), row, strict=True):
+            getattr(fresh, column).append(value)
+        for column in ("kind", "group", "key"):
+            getattr(fresh, column).append(getattr(source, column))
+        jobs.answered(answer.tokens, len(answer.job.prompt), source)
+        tokens, count = tokens + len(answer.tokens) - len(answer.job.prompt), count + 1
+        if time.time() - last > SHARD_SECONDS:
+            store.append(fresh, time.time() - last)
+            fresh, last = Answers(), time.time()
+            done = (spent + last - begun) / total
+            report("answers", min(1.0, done), f"{count} answers, {tokens / 1e6:.1f}M new tokens")
+    store.append(fresh, time.time() - last)
+    store.finish()
+    everything, _ = store.load()
+    report("answers", 1.0, _summary(everything))
+
+
+class _Jobs:
+    """The endless order of work; `sources` says of each open job where it came from."""
+
+    def __init__(self, options: TrainOptions, prompts: PromptSet, invented: list[Tokens], so_far: Answers) -> None:
+        self.options, self.prompts = options, prompts
+        self.rng = np.random.default_rng([options.seed, len(so_far)])
+        base = max(prompts.groups, default=-1) + 1
+        self.first = list(zip(prompts.kinds, prompts.groups, prompts.prompts, strict=True))
+        self.first += [
+            ("invented", base + i, np.concatenate([prompts.opening, text, prompts.assistant]))
+            for i, text in enumerate(invented)
+        ]
+        self.finished_keys = {key for key in so_far.key if key >= 0}
+        self.pool = [
+            (tokens, plen, kind, group)
+            for tokens, plen, kind, group in zip(
+                so_far.tokens, so_far.prompt_length, so_far.kind, so_far.group, strict=True
+            )
+        ]
+        self.sources: dict[int, _Source] = {}
+        self.count = 0
+
+    def answered(self, tokens: Tokens, prompt_length: int, source: _Source) -> None:
+        """An answer that later jobs may build on."""
+        self.pool.append((tokens, prompt_length, source.kind, source.group))
+
+    def __iter__(self) -> Iterator[Job]:
+        order = np.random.default_rng(self.options.seed).permutation(len(self.first))
+        for i in (int(i) for i in order if int(i) not in self.finished_keys):
+            kind, group, ids = self.first[i]
+            yield self._job(ids, _Source(kind, group, i))
+        while self.first:
+            for n, i in enumerate(self.rng.permutation(len(self.pool))[: max(1, len(self.pool) // 2)]):
+                ids, group = self._built(n, int(i))
+                if len(ids) <= self.options.longest_prompt:
+                    yield self._job(ids, _Source("built", group, -1))
+            for i in self.rng.permutation(len(self.first))[: max(1, len(self.first) // 4)]:
+                kind, group, ids = self.first[int(i)]
+                yield self._job(ids, _Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
+
+    def _job(self, ids: Tokens, source: _Source, temperature: float | None = None) -> Job:
+        self.count += 1
+        self.sources[self.count] = source
+        drawn = float(self.rng.choice(TEMPERATURES)) if temperature is None else temperature
+        return Job(self.count, ids, drawn, self.options.max_new)
+
+    def _built(self, n: int, i: int) -> tuple[Tokens, int]:
+        """A next turn, or a piece of the answer to work on."""
+        p, (tokens, plen, kind, group) = self.prompts, self.pool[i]
+        if p.turn is None or (n % 2 and kind != "code"):
+            piece = tokens[plen:][: int(self.rng.integers(30, 300))]
+            return np.concatenate([p.wraps[n // 2 % len(p.wraps)], piece, p.assistant]), group
+        follow = p.follows[n // 2 % len(p.follows)]
+        return np.concatenate([tokens, p.turn, follow, p.assistant]), group
+
+
+def _invented(
+    options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, seconds: float, report: Report
+) -> tuple[list[Tokens], float]:
+    """User texts the target makes up after its template's opening, and the seconds that took now or in an earlier run."""
+    path = store.folder / "invented.npz"
+    if path.exists():
+        with np.load(path) as z:
+            return unpack(z["ids"], z["offsets"]), float(z["seconds"])
+    begun, stop, out = time.time(), set(decoder.stop.tolist()), list[Tokens]()
+    report("answers", 0.0, "the target invents prompts")
+    jobs = (Job(i, prompts.opening, (0.8, 1.0)[i % 2], INVENTED_TOKENS) for i in range(INVENTED_MAX))
+    for answer in decoder.generate(jobs, begun + seconds):
+        text = answer.tokens[len(prompts.opening) : -1]
+        if int(answer.tokens[-1]) in stop and len(text) > 4:
+            out.append(text)
+    ids, offsets = pack(out, store.dtype)
+    spent = time.time() - begun
+    save_arrays(path, ids=ids, offsets=offsets, seconds=np.float64(spent))
+    report("answers", spent / max(options.generation, 1e-9), f"{len(out)} prompts invented")
+    return out, spent
+
+
+def _summary(answers: Answers) -> str:
+    kinds = {kind: answers.kind.count(kind) for kind in sorted(set(answers.kind))}
+    total = sum(map(len, answers.tokens))
+    return (
+        f"{len(answers)} answers ({', '.join(f'{n} {kind}' for kind, n in kinds.items())}), "
+        f"{answers.new_tokens / 1e6:.2f}M new tokens, {total / 1e6:.2f}M with prompts"
+    )

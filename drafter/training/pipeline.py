@@ -1,0 +1,192 @@
+"""`train_drafter`: the stages in order, each leaving its result in out_dir so that the next run goes on from there."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddtree.drafter.checkpoint import load_published
+from ddtree.drafter.config import DrafterConfig, Rope, default_target_layer_ids
+from ddtree.drafter.training import publish
+from ddtree.drafter.training.acceptance import Sample, as_table, measure
+from ddtree.drafter.training.answers import Answers, AnswerStore, _summary, make_answers
+from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
+from ddtree.drafter.training.decoder import Decoder, Job
+from ddtree.drafter.training.options import STAGES, Report, TrainOptions, quiet
+from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
+from ddtree.drafter.training.ragged import token_dtype
+from ddtree.drafter.training.rows import pack_rows, split
+from ddtree.drafter.training.target import Target
+from ddtree.drafter.training.trainer import Trainer, read_metrics
+
+VALIDATION_SAMPLES = 64
+
+
+def train_drafter(options: TrainOptions, report: Report = quiet) -> Path:
+    """Trains a DFlash drafter for a target: prompts, the target's answers, training, checkpoint with figures.
+
+    Call it again with the same options to go on after an interruption.
+
+    Args:
+        options: see `TrainOptions`.
+        report: called with (stage, fraction done, one line), from this thread; what it raises ends the run.
+    Returns:
+        The checkpoint's folder (bf16, published form), or out_dir where `stop_after` ends earlier.
+    Raises:
+        ValueError: out_dir belongs to a run with other options, a target that cannot be trained for, too little data.
+    """
+    _claim(options)
+    run = _Run(options, report)
+    for stage in STAGES[: STAGES.index(options.stop_after) + 1]:
+        getattr(run, stage)()
+    return options.out_dir / publish.PUBLISHED if options.stop_after == STAGES[-1] else options.out_dir
+
+
+class _Run:
+    """State shared by the stages; heavy parts are made when first needed."""
+
+    def __init__(self, options: TrainOptions, report: Report) -> None:
+        self.options, self.report, self.out = options, report, options.out_dir
+        self.device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.vocab = int(json.loads((options.target_dir / "config.json").read_text())["vocab_size"])
+        self.tokenizer = load_tokenizer(options.target_dir)
+        self.stop = stop_tokens(options.target_dir, self.tokenizer)
+        self.store = AnswerStore(self.out / "answers", token_dtype(self.vocab))
+        self._target: Target | None = None
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+
+    @property
+    def target(self) -> Target:
+        if self._target is None:
+            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+            self._target = Target(self.options.target_dir, self.device, dtype)
+        return self._target
+
+    def prompts(self) -> None:
+        path = self.out / "prompts.npz"
+        if not path.exists():
+            make_prompts(self.options, self.vocab, self.report).save(path, token_dtype(self.vocab))
+
+    def answers(self) -> None:
+        if self.store.finished:
+            return
+        prompts = PromptSet.load(self.out / "prompts.npz")
+        if not prompts.prompts:
+            raise ValueError("there are no prompts: give JSONL files, or folders of Python files as sources")
+        make_answers(self.options, prompts, self._decoder(), self.store, self.report)
+        self._free()
+
+    def train(self) -> None:
+        o = self.options
+        answers, _ = self.store.load()
+        train, validation = split(answers, o.validation_every)
+        rows = (pack_rows(answers, side, o.context, o.seed, self.device) for side in (train, validation))
+        trainer = Trainer(o, self._config(), self.target, *rows, folder=self.out)
+        trainer.fit(self.report)
+        publish.save_checkpoints(trainer.finished_model(), self.out)
+        del trainer
+        self._free()
+
+    def publish(self) -> None:
+        answers, _ = self.store.load()
+        path = self.out / "evaluation.json"
+        evaluation = json.loads(path.read_text()) if path.exists() else self._evaluate(answers)
+        path.write_text(json.dumps(evaluation, indent=1) + "\n")
+        metrics = list(read_metrics(self.out / "metrics.jsonl"))
+        self.report("publish", 0.95, publish.save_plot(metrics, self.out / "training.png"))
+        publish.save_card(self.options, self.options.target_dir.name, _summary(answers), metrics, evaluation)
+        for key, table in evaluation.items():
+            self.report("publish", 1.0, f"{key}:\n{as_table(table)}")
+
+    def _evaluate(self, answers: Answers) -> dict[str, Any]:
+        o, out = self.options, dict[str, Any]()
+        _, validation = split(answers, o.validation_every)
+        greedy = [i for i in validation if answers.temperature[i] == 0][:VALIDATION_SAMPLES]
+        own = [Sample("validation", answers.tokens[i], answers.prompt_length[i]) for i in greedy]
+        models = {
+            form: load_published(self.out / form, dtype=self.target.dtype, device=self.device)
+            for form in (publish.INT8, publish.PUBLISHED)
+        }
+        self.report("publish", 0.1, "measuring on the validation split")
+        for key, form in (("validation", publish.INT8), ("validation_bf16", publish.PUBLISHED)):
+            out[key] = measure(models[form], self.target, own, longest=o.evaluate_tokens)
+        if o.evaluate:
+            self.report("publish", 0.3, "the target answers held-out prompts")
+            samples = list(self._held_out())
+            self._free()
+            self.report("publish", 0.5, f"measuring on {len(samples)} held-out answers")
+            out["held_out"] = measure(models[publish.INT8], self.target, samples, longest=o.evaluate_tokens)
+        return out
+
+    def _held_out(self) -> Iterator[Sample]:
+        """The target's greedy answers to evenly chosen prompts of each evaluate file; prompts too long are left out."""
+        o, chat = self.options, ChatFormat.of(self.tokenizer)
+        longest = o.context - o.evaluate_tokens - o.block - 8
+        jobs, names = list[Job](), list[str]()
+        for path in o.evaluate:
+            texts = [chat.prompt(as_user_text(field, text)) for field, text in read_prompts(path)]
+            chosen = np.unique(np.linspace(0, len(texts) - 1, min(o.evaluate_prompts, len(texts))).astype(int))
+            for ids in encode(self.tokenizer, [texts[i] for i in chosen]):
+                if len(ids) <= longest:
+                    jobs.append(Job(len(jobs), np.asarray(ids), 0.0, o.evaluate_tokens + o.block))
+                    names.append(path.stem)
+        slots = min(o.slots, max(1, len(jobs)))
+        for answer in self._decoder(slots).generate(iter(jobs), deadline=float("inf"), wait_for_all=True):
+            yield Sample(names[answer.job.key], answer.tokens, len(answer.job.prompt))
+
+    def _decoder(self, slots: int | None = None) -> Decoder:
+        o = self.options
+        self.report("answers", 0.0, "loading the target")
+        return Decoder(self.target, self.stop, slots or o.slots, o.context, o.seed)
+
+    def _config(self) -> DrafterConfig:
+        o, c = self.options, self.target.config
+        count = int(c.num_hidden_layers)
+        spread = (min(max(i, 0), count - 1) for i in default_target_layer_ids(count, 5))
+        mask = choose_mask_token(self.tokenizer, self.vocab) if o.mask_token_id is None else o.mask_token_id
+        rope = getattr(c, "rope_parameters", None) or {}
+        return DrafterConfig(
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            num_layers=o.layers,
+            num_heads=c.num_attention_heads,
+            num_kv_heads=self.target.kv_heads,
+            head_dim=self.target.head_dim,
+            vocab_size=self.vocab,
+            num_target_layers=count,
+            target_layer_ids=o.feature_layers or tuple(dict.fromkeys(spread)),
+            block_size=o.block,
+            mask_token_id=mask,
+            max_positions=c.max_position_embeddings,
+            rope=Rope(theta=float(rope.get("rope_theta") or getattr(c, "rope_theta", 10000.0))),
+            rms_norm_eps=float(c.rms_norm_eps),
+        )
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _claim(options: TrainOptions) -> None:
+    """Makes out_dir this run's, or refuses."""
+    path, mine = options.out_dir / "run.json", options.identity()
+    if path.exists() and options.resume:
+        theirs = json.loads(path.read_text())
+        other = [f"{k} {theirs.get(k)!r} (now {v!r})" for k, v in mine.items() if theirs.get(k) != v]
+        if other:
+            raise ValueError(
+                f"{options.out_dir} holds a run with other options: {', '.join(other)}; choose another out_dir"
+            )
+        return
+    if options.out_dir.exists() and any(options.out_dir.iterdir()) and not options.resume:
+        raise ValueError(f"{options.out_dir} is not empty: resume what it holds, or choose another out_dir")
+    options.out_dir.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(mine, indent=1) + "\n")

@@ -1,0 +1,21 @@
+"""Draft-tree operations on tensors. Knows nothing of models, Ray or HTTP."""
+
+from ddtree.kernels.kv_compact import kv_compact
+from ddtree.kernels.rows import Rows
+from ddtree.kernels.topk_logprobs import topk_logprobs
+from ddtree.kernels.tree import AcceptedPath, DraftTree
+from ddtree.kernels.tree_accept import tree_accept
+from ddtree.kernels.tree_build import tree_build
+from ddtree.kernels.verify_attn import verify_attn, verify_attn_mla
+
+__all__ = [
+    "AcceptedPath",
+    "DraftTree",
+    "Rows",
+    "kv_compact",
+    "topk_logprobs",
+    "tree_accept",
+    "tree_build",
+    "verify_attn",
+    "verify_attn_mla",
+]

@@ -1,0 +1,92 @@
+"""What attention over one step's rows needs beside the tensors of a layer: slots and masks. Knows no head or layer.
+
+A step calls attention once per layer with the same rows, so this is derived once and kept (`Rows.plan`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ddtree.kernels.tree import WORD_BITS
+
+
+@dataclass(eq=False)
+class Segment:
+    """The rows in use of one sequence, and all that they may see."""
+
+    rows: slice  # the q query rows, out of T
+    slots: Tensor  # [n] int64 flat cache slots: the committed prefix, then the step's own rows
+    visible: Tensor | None  # [q, n] bool; None: every row sees everything
+    _biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def bias(self, heads: int, dtype: torch.dtype) -> Tensor | None:
+        """0 where visible, -inf elsewhere, [q * heads, n]: a query row is repeated for the heads that share a key."""
+        if self.visible is None:
+            return None
+        if (heads, dtype) not in self._biases:
+            bias = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._biases[heads, dtype] = bias.masked_fill_(~self.visible, -torch.inf).repeat_interleave(heads, 0)
+        return self._biases[heads, dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """One segment per sequence that has rows in use."""
+
+    segments: list[Segment]
+    total_rows: int  # T
+    complete: bool  # every one of the T rows is in use
+
+    @classmethod
+    def of(
+        cls,
+        row_offsets: Tensor,
+        q_len: Tensor,
+        seq_len: Tensor,
+        page_table: Tensor,
+        page_size: int,
+        causal: Tensor,
+        ancestors: Tensor,
+    ) -> AttentionPlan:
+        """Arguments: the fields of `Rows`. Raises ValueError where they contradict each other."""
+        offsets, total = row_offsets.tolist(), ancestors.shape[0]
+        if offsets[0] != 0 or offsets[-1] != total:
+            raise ValueError(f"row_offsets must run from 0 to T = {total} (rows of ancestors); got {offsets}.")
+        segments, used = [], 0
+        sizes = zip(q_len.tolist(), seq_len.tolist(), causal.tolist(), strict=True)
+        for s, (count, committed, is_causal) in enumerate(sizes):
+            begin, capacity = offsets[s], offsets[s + 1] - offsets[s]
+            if not 0 <= count <= capacity:
+                raise ValueError(f"q_len[{s}] is {count}; the sequence has {capacity} rows.")
+            if committed < 0 or committed + count > page_table.shape[1] * page_size:
+                raise ValueError(
+                    f"Sequence {s} needs {committed + count} slots; its page table has "
+                    f"{page_table.shape[1]} pages of {page_size}."
+                )
+            if count:
+                rows = slice(begin, begin + count)
+                slots = _slots(page_table[s], page_size, committed + count)
+                own = torch.ones(count, count, dtype=torch.bool, device=slots.device).tril()
+                if not is_causal:
+                    own = _unpack(ancestors[rows])
+                visible = None if bool(own.all()) else torch.nn.functional.pad(own, (committed, 0), value=True)
+                segments.append(Segment(rows, slots, visible))
+                used += count
+        return cls(segments, total, used == total)
+
+
+def _slots(pages: Tensor, page_size: int, count: int) -> Tensor:
+    """Flat slots of a sequence's first `count` rows. Page entries past them are not read."""
+    pages = pages[: (count + page_size - 1) // page_size].long()
+    return (pages[:, None] * page_size + torch.arange(page_size, device=pages.device)).flatten()[:count]
+
+
+def _unpack(ancestors: Tensor) -> Tensor:
+    """[q, W] int32 bits → [q, q] bool."""
+    node = torch.arange(len(ancestors), device=ancestors.device)
+    if len(node) > ancestors.shape[1] * WORD_BITS:
+        raise ValueError(f"{len(node)} tree rows need more than the {ancestors.shape[1]} ancestor words given.")
+    return (ancestors[:, node // WORD_BITS] >> (node % WORD_BITS)).bitwise_and_(1).bool()

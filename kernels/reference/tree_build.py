@@ -1,0 +1,107 @@
+"""Definition of `tree_build`: a best-first heap on the CPU. It also serves there (about 40 µs for a tree of 32 nodes).
+
+A heap entry stands for a node and all its later siblings: siblings are ranked, so the next one is pushed when this one
+is popped, together with this one's first child. Both come later in the order, so pops are in the order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from heapq import heappop, heappush
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddtree.kernels.tree import DraftTree, ancestor_words
+
+_FIELDS = ("tokens", "parent", "depth", "position", "first_child", "next_sibling")
+_PADDING = np.array([0, -1, 0, 0, -1, -1], np.int32)[:, None, None]
+
+
+def tree_build(
+    logprobs: Tensor, ids: Tensor, root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int
+) -> DraftTree:
+    budgets = budget.tolist()
+    if budgets and not 0 <= min(budgets) <= max(budgets) <= max_budget:
+        raise ValueError(f"budget must be 0 … max_budget = {max_budget}; got {budgets}.")
+    values, tokens, counts = _candidates(logprobs.cpu().numpy(), ids.cpu().numpy(), max(budgets, default=0))
+
+    batch, size = len(budgets), max_budget + 1
+    words = ancestor_words(size)
+    fields = np.empty((len(_FIELDS), batch, size), np.int32)
+    fields[:] = _PADDING
+    ancestors = bytearray()
+    n_nodes = []
+    for b, (root_token, position) in enumerate(zip(root.tolist(), seq_len.tolist(), strict=True)):
+        nodes, bits = _grow(values[b], tokens[b], counts[b], root_token, position, budgets[b])
+        fields[:, b, : len(bits)] = nodes
+        ancestors += b"".join([mask.to_bytes(4 * words, "little") for mask in bits])
+        ancestors += bytes(4 * words * (size - len(bits)))
+        n_nodes.append(len(bits))
+
+    device = logprobs.device
+    masks = np.frombuffer(ancestors, "<i4").reshape(batch, size, words)
+    return DraftTree(
+        **dict(zip(_FIELDS, torch.from_numpy(fields).to(device), strict=True)),
+        ancestors=torch.from_numpy(masks).to(device),
+        n_nodes=torch.tensor(n_nodes, dtype=torch.int32, device=device),
+        max_depth=min(logprobs.shape[1], max_budget),
+    )
+
+
+def _candidates(
+    values: np.ndarray, tokens: np.ndarray, budget: int
+) -> tuple[list[list[list[float]]], list[list[list[int]]], list[list[int]]]:
+    """Packs each row's finite values to its front, in order, and keeps as many as a tree of that budget can use.
+
+    Returns values, token ids and the number of candidates, by sequence and depth.
+    """
+    finite = np.isfinite(values)
+    if not finite.all():
+        order = np.argsort(~finite, axis=-1, kind="stable")
+        values = np.take_along_axis(np.where(finite, values, -np.inf), order, -1)
+        tokens = np.take_along_axis(tokens, order, -1)
+    values, tokens = values[:, :, :budget], tokens[:, :, :budget]
+    if not ((values[..., 1:] <= values[..., :-1]).all() and (values[..., :1] <= 0).all()):
+        raise ValueError("logprobs must be ≤ 0 and descending in each row; pass them as topk_logprobs returns them.")
+    return values.tolist(), tokens.tolist(), np.minimum(finite.sum(-1), budget).tolist()
+
+
+def _grow(
+    values: list[list[float]], ids: list[list[int]], counts: list[int], root: int, seq_len: int, budget: int
+) -> tuple[list[list[int]], list[int]]:
+    """Grows one tree. Returns its fields (in the order of _FIELDS) and each node's ancestor bits as one integer."""
+    levels = len(counts)
+    tokens, parents, depths, positions = [root], [-1], [0], [seq_len]
+    first_child, next_sibling, last_child = [-1], [-1], [-1]
+    scores, bits = [0.0], [1]
+    heap: list[tuple[float, int, int, int]] = []  # -score, depth, parent, rank
+    float32 = array("f", [0.0])  # storing a float64 sum of two float32 here rounds it to their float32 sum
+
+    def push(depth: int, parent: int, rank: int) -> None:
+        if depth <= levels and rank < counts[depth - 1]:
+            float32[0] = scores[parent] + values[depth - 1][rank]
+            heappush(heap, (-float32[0], depth, parent, rank))
+
+    push(1, 0, 0)
+    while heap and len(tokens) <= budget:
+        cost, depth, parent, rank = heappop(heap)
+        node = len(tokens)
+        tokens.append(ids[depth - 1][rank])
+        parents.append(parent)
+        depths.append(depth)
+        positions.append(seq_len + depth)
+        scores.append(-cost)
+        bits.append(bits[parent] | 1 << node)
+        first_child.append(-1)
+        next_sibling.append(-1)
+        last_child.append(-1)
+        if rank == 0:
+            first_child[parent] = node
+        else:
+            next_sibling[last_child[parent]] = node
+        last_child[parent] = node
+        push(depth, parent, rank + 1)
+        push(depth + 1, node, 0)
+    return [tokens, parents, depths, positions, first_child, next_sibling], bits

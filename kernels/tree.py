@@ -1,0 +1,41 @@
+"""Draft trees and accepted paths as padded tensor batches. Knows their layout, not how they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+WORD_BITS = 32
+
+
+def ancestor_words(nodes: int) -> int:
+    """Number of 32-bit words that hold one bit for each of `nodes` nodes."""
+    return (nodes + WORD_BITS - 1) // WORD_BITS
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree:
+    """B draft trees; N = the largest budget, W = ceil((N + 1) / 32). Written by `tree_build`.
+
+    Node 0 is the root (the bonus token). Parents come before their children; siblings come in rank order.
+    """
+
+    tokens: Tensor  # [B, N+1] int32 token ids; 0 in padding, where 0 is no token
+    parent: Tensor  # [B, N+1] int32 node index; -1 for the root and in padding
+    depth: Tensor  # [B, N+1] int32 edges from the root; 0 in padding
+    position: Tensor  # [B, N+1] int32 absolute position, seq_len + depth; 0 in padding
+    first_child: Tensor  # [B, N+1] int32 node index; -1: none
+    next_sibling: Tensor  # [B, N+1] int32 node index; -1: none
+    ancestors: Tensor  # [B, N+1, W] int32 holding uint32 bits, LSB first, self included; 0 in padding
+    n_nodes: Tensor  # [B] int32 number of nodes, root included
+    max_depth: int  # D: no node can be deeper, whatever the data; sizes AcceptedPath.path
+
+
+@dataclass(frozen=True, eq=False)
+class AcceptedPath:
+    """One path from the root for each of B trees. Written by `tree_accept`."""
+
+    path: Tensor  # [B, D+1] int32 node indices, starts with 0; -1 past its end
+    n_accepted: Tensor  # [B] int32 length of the path, root included: accepted draft tokens + 1 bonus token
+    bonus: Tensor  # [B] int32 the target's token at the last node of the path

@@ -1,0 +1,32 @@
+"""Longest path of a draft tree that the target agrees with: the checked entry point. Knows no sampling."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ddtree.kernels.checks import check_int32
+from ddtree.kernels.dispatch import implementation
+from ddtree.kernels.tree import AcceptedPath, DraftTree
+
+
+def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
+    """Walks each tree from its root, to the child that carries the target's own token, while there is one.
+
+    Lossless for greedy decoding and for sampling: y is the target's draw, so what is committed is what plain decoding
+    would have drawn (SpecInfer, arXiv 2305.09781, section 4.3, with one fixed draw per node).
+
+    Args:
+        y: [B, N+1] int32, the target's token at each node. Padding is never read.
+        tree: the trees of `tree_build`, on the same device.
+
+    Returns:
+        AcceptedPath with path [B, tree.max_depth + 1].
+
+    Raises:
+        ValueError: wrong shape, dtype or device.
+
+    Example:
+        With tree 4 → (5 → 7), y = [[5, 7, 9]] gives path [0, 1, 2], n_accepted 3 and bonus 9.
+    """
+    check_int32("y", y, tuple(tree.tokens.shape), tree.tokens.device)
+    return implementation(y.device).tree_accept(y, tree)

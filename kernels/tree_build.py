@@ -1,0 +1,53 @@
+"""Best-first draft trees from per-depth candidates: the checked entry point. Knows no model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddtree.kernels.checks import check, check_int32
+from ddtree.kernels.dispatch import implementation
+from ddtree.kernels.tree import DraftTree
+
+
+def tree_build(
+    logprobs: Tensor, ids: Tensor, root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int
+) -> DraftTree:
+    """Builds, for each sequence, the tree of the `budget` most probable prefixes (DDTree, best-first).
+
+    Nodes come in the order (score descending, depth ascending, parent node ascending, rank ascending), where
+    score(child) = fp32(score(parent) + logprobs[depth - 1, rank]) and score(root) = 0.
+
+    Args:
+        logprobs: [B, L, K] float32 ≤ 0, each row descending as `topk_logprobs` gives it. A value that is not finite
+            is no candidate.
+        ids: [B, L, K] int32 token ids of the candidates; different within a row.
+        root: [B] int32 token of node 0, the bonus token.
+        seq_len: [B] int32 absolute position of node 0.
+        budget: [B] int32 most nodes wanted besides the root, 0 … max_budget.
+        max_budget: N, which sizes the output.
+
+    Returns:
+        DraftTree of B trees with N + 1 slots each; a tree is smaller where fewer prefixes have a finite score.
+
+    Raises:
+        ValueError: wrong shape, dtype or device; on CPU also a budget out of range, or candidates that are positive
+            or not descending.
+
+    Example:
+        >>> logprobs = torch.log(torch.tensor([[[0.7, 0.2], [0.6, 0.3]]]))
+        >>> one = torch.ones(1, dtype=torch.int32)
+        >>> ids = torch.tensor([[[5, 6], [7, 8]]], dtype=torch.int32)
+        >>> tree_build(logprobs, ids, one * 4, one * 10, one * 3, max_budget=3).tokens
+        tensor([[4, 5, 7, 8]], dtype=torch.int32)
+    """
+    device = logprobs.device
+    check("logprobs", logprobs, (None, None, None), (torch.float32,), device)
+    batch = logprobs.shape[0]
+    check_int32("ids", ids, tuple(logprobs.shape), device)
+    check_int32("root", root, (batch,), device)
+    check_int32("seq_len", seq_len, (batch,), device)
+    check_int32("budget", budget, (batch,), device)
+    if max_budget < 0:
+        raise ValueError(f"max_budget is {max_budget}; pass 0 or more.")
+    return implementation(device).tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget)

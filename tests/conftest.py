@@ -1,0 +1,86 @@
+"""What the tests share: the embedded model and one running deployment of it, both real, both made once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Two cores are enough for everything here, and more threads than cores collapse both.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+REPOSITORY = Path(__file__).parents[1]
+START_S = 180
+
+
+@pytest.fixture(scope="session")
+def target_dir() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face directory."""
+    from ddtree.verifier.embedded import prepare
+
+    return prepare("smollm2-135m-instruct")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A service that `ddtree serve` started."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def ray_address(self) -> str:
+        """Of the cluster that this service runs in."""
+        return "auto"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """configs/smollm2-cpu.yaml in fp32, where speculative output equals plain output to the token."""
+    import yaml
+
+    folder = tmp_path_factory.mktemp("deployment")
+    document = yaml.safe_load((REPOSITORY / "configs/smollm2-cpu.yaml").read_text())
+    args = document["applications"][0]["args"]
+    args["target"]["dtype"] = args["drafter"]["dtype"] = "float32"
+    config, log = folder / "config.yaml", folder / "log"
+    config.write_text(yaml.safe_dump(document))
+    port = free_port()
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddtree.deployments.cli", "serve", str(config), "--port", str(port)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while "is ready" not in log.read_text():
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the service did not start:\n{log.read_text()[-4000:]}")
+            time.sleep(0.5)
+        yield Deployment(f"http://127.0.0.1:{port}", process, log)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def server(deployment: Deployment) -> str:
+    """Base URL of the running deployment."""
+    return deployment.url

@@ -1,0 +1,172 @@
+"""Rounds over a real target in this process: whatever is drafted, whoever comes, goes or dies, every request gets the tokens
+that plain decoding alone would have given it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddtree.deployments.requests import Delta, GenerationRequest
+
+from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> LocalVerifier:
+    return LocalVerifier(make_target(tmp_path_factory.mktemp("target")))
+
+
+requests = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20),
+        st.integers(1, 12),  # max_tokens
+        st.sampled_from([0, 1, 3, 7, 15]),  # budget
+        st.sampled_from([0.0, 0.7, 1.5]),  # temperature
+        st.integers(0, 6),  # the round it arrives in
+    ),
+    min_size=1,
+    max_size=6,
+)
+# What happens before a round: a drafter joins, dies, leaves; the verifier dies; a request is cancelled.
+events = st.lists(st.tuples(st.integers(0, 14), st.sampled_from(["join", "die", "leave", "verifier", "cancel"])), max_size=6)
+
+
+@given(requests, events, st.integers(0, 1000), st.integers(8, 64))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_output_is_plain_decoding(
+    verifier: LocalVerifier,
+    wanted: list[tuple[list[int], int, int, float, int]],
+    happenings: list[tuple[int, str]],
+    seed: int,
+    pages: int,
+) -> None:
+    asked = [request(f"r{i}", p, n, b, t) for i, (p, n, b, t, _) in enumerate(wanted)]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
+    longest = max(len(r.prompt_ids) + r.max_tokens + r.budget + 1 for r in asked)
+    verifier.pages, kept = max(pages, -(-longest // verifier.page_size)), verifier.pages
+    engine = Engine(verifier)
+    verifier.pages = kept
+    first = Guesser("first", answers, seed)
+    engine.loop.add_drafter(first)
+    sequences = {}
+    cancelled: set[str] = set()
+
+    def between(i: int) -> None:
+        for r, (*_, arrival) in zip(asked, wanted, strict=True):
+            if arrival == i:
+                sequences[r.request_id] = engine.add(r)
+        for at, what in happenings:
+            if at == i:
+                happen(what, i)
+
+    def happen(what: str, i: int) -> None:
+        if what == "join":
+            engine.loop.add_drafter(Guesser(f"late{i}", answers, seed + i))
+        elif what == "die":
+            for drafter in engine.loop.drafters.values():
+                drafter.dead = True
+        elif what == "leave" and engine.loop.drafters:
+            engine.loop.forget_drafter(next(iter(engine.loop.drafters)), "it left")
+        elif what == "verifier":
+            verifier.fail_next = True
+        elif what == "cancel" and sequences:
+            name = next(iter(sequences))
+            sequences[name].cancelled = True
+            cancelled.add(name)
+
+    last_arrival = max(arrival for *_, arrival in wanted)
+    for i in range(last_arrival + 1):
+        between(i)
+        try:
+            engine.loop.run()
+        except Exception as error:
+            assert "killed by the test" in str(error)
+            engine.loop.verifier_lost()
+    engine.run(lambda i: between(i + last_arrival + 1))
+
+    verifier.fail_next = False
+    for name, tokens in truth.items():
+        got = engine.output.get(name, [])
+        if name in cancelled:
+            assert got == tokens[: len(got)]
+        else:
+            assert got == tokens
+            last = engine.last[name]
+            assert isinstance(last, Delta) and last.finish_reason == "length"
+    assert engine.scheduler.pages.free_pages == engine.scheduler.pages.pages, "every page is free again"
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+
+
+def test_drafts_save_rounds(verifier: LocalVerifier) -> None:
+    asked = request("r", [3, 1, 4, 1, 5], 40, 15)
+    answers = {"r": [*asked.prompt_ids, *plain(verifier, asked)]}
+    engine = Engine(verifier)
+    engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.1))
+    engine.add(asked)
+    engine.run()
+    stats = engine.last["r"].stats  # type: ignore[union-attr]
+    assert stats.rounds <= 25, "most rounds commit more than one token"
+    assert sum(stats.acceptance_histogram) == stats.rounds
+    assert stats.accepted_tokens + stats.rounds >= 39  # the first token comes from the prompt, the last round may overshoot
+    assert stats.fallback_rounds == 0
+
+
+def test_a_drafter_is_fed_every_committed_row_once(verifier: LocalVerifier) -> None:
+    """Its features are those of a plain forward over prompt + answer."""
+    asked = request("r", list(range(1, 20)), 20, 7)
+    truth = plain(verifier, asked)
+    drafter = Guesser("d", {"r": [*asked.prompt_ids, *truth]}, 1)
+    engine = Engine(verifier, prefill_rows=5)
+    engine.loop.add_drafter(drafter)
+    engine.add(asked)
+    engine.run()
+    fed = torch.cat(drafter.features["r"])
+    whole = request("whole", [*asked.prompt_ids, *truth], 1, 0)
+    direct = Engine(verifier, prefill_rows=100)
+    direct.add(whole)
+    features = []
+    step = verifier.step
+
+    def keep(batch: object) -> object:
+        result = step(batch)  # type: ignore[arg-type]
+        features.append(result[0].features)
+        return result
+
+    verifier.step = keep  # type: ignore[method-assign,assignment]
+    direct.run()
+    del verifier.step
+    torch.testing.assert_close(fed, features[0][: len(fed)], atol=1e-4, rtol=1e-4)
+    assert len(fed) >= len(asked.prompt_ids)
+
+
+@pytest.mark.parametrize(("max_tokens", "stop_at"), [(8, None), (40, 3), (40, 7)])
+def test_the_end_cuts_an_accepted_path(verifier: LocalVerifier, max_tokens: int, stop_at: int | None) -> None:
+    base = request("r", [9, 8, 7], max_tokens, 15)
+    truth = plain(verifier, base)
+    stop = () if stop_at is None else (truth[stop_at],)
+    asked = GenerationRequest("r", base.prompt_ids, max_tokens, stop, base.sampling, 15)
+    expected = truth if stop_at is None else truth[: truth.index(truth[stop_at]) + 1]
+    engine = Engine(verifier)
+    engine.loop.add_drafter(Guesser("d", {"r": [*base.prompt_ids, *truth]}, 2, errs=0.0))
+    engine.add(asked)
+    engine.run()
+    assert engine.output["r"] == expected
+    assert engine.last["r"].finish_reason == ("length" if stop_at is None else "stop")  # type: ignore[union-attr]
+
+
+def test_logits_that_are_not_finite_fail_their_request_alone(verifier: LocalVerifier) -> None:
+    good = request("good", [1, 2, 3], 10, 3)
+    truth = plain(verifier, good)
+    engine = Engine(verifier)
+    engine.add(good)
+    bad = engine.add(request("bad", [5, 6, 7, 8], 10, 0))
+    engine.loop.run()
+    verifier.target.pool.k[:, bad.pages[0]] = torch.nan
+    engine.run()
+    assert engine.output["good"] == truth
+    assert "not finite" in str(engine.last["bad"])

@@ -1,0 +1,155 @@
+"""A tiny random target in fp32 and peers that run in this process, so that rounds can be tested by the thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
+from ddtree.deployments.round_loop import PeerLost, RoundLoop
+from ddtree.deployments.scheduler import Limits, Scheduler
+from ddtree.deployments.sequence import Sequence
+from ddtree.drafter.items import DraftItem
+from ddtree.verifier.batch import VerifyBatch, VerifyResult
+from ddtree.verifier.hf import HFTarget
+from ddtree.verifier.pages import PageAllocator
+
+VOCABULARY = 61
+HORIZON = 5
+TOP_K = 4
+FEATURE_LAYERS = (0, 1)
+
+
+def make_target(folder: Path) -> Path:
+    """A Llama of three layers with random weights, spread enough for its output to vary."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, bos_token_id=None, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class LocalVerifier:
+    """The real backend without Ray."""
+
+    def __init__(self, target_dir: Path, pages: int = 64, page_size: int = 4) -> None:
+        self.target = HFTarget(
+            target_dir, dtype="float32", page_size=page_size, pages=pages, feature_layers=FEATURE_LAYERS, threads=1
+        )
+        self.page_size, self.pages = page_size, pages
+        self.fail_next = False
+
+    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, VerifyResult]:
+        if self.fail_next:
+            self.fail_next = False
+            self.target.pool.k.fill_(torch.nan)  # a new group knows nothing of the old pool
+            self.target.pool.v.fill_(torch.nan)
+            raise PeerLost("killed by the test")
+        result = self.target.step(batch)
+        return result, result
+
+
+class Guesser:
+    """A drafter that is told the answers and errs at random; it also checks the context that it is fed.
+
+    `answers` maps a sequence to its whole token list (prompt + answer).
+    """
+
+    def __init__(self, drafter_id: str, answers: dict[str, list[int]], seed: int, errs: float = 0.3) -> None:
+        self.id = drafter_id
+        self._answers, self._errs = answers, errs
+        self._random = torch.Generator().manual_seed(seed)
+        self.ends: dict[str, int] = {}  # sequence → position after its context
+        self.features: dict[str, list[Tensor]] = {}
+        self.dead = False
+
+    def start(self, items: list[DraftItem], features: VerifyResult | None) -> None:
+        if self.dead:
+            raise PeerLost("dead")
+        for item in items:
+            if item.restart:
+                self.ends.pop(item.sequence, None)
+                self.features[item.sequence] = []
+            for part in item.context:
+                assert features is not None
+                assert self.ends.get(item.sequence, part.position) == part.position, "a gap in the context"
+                self.ends[item.sequence] = part.position + len(part.rows)
+                self.features[item.sequence].append(features.features[part.rows])
+            if item.bonus is not None:
+                assert self.ends[item.sequence] == item.position, "context must end before the bonus"
+        self._items = [item for item in items if item.bonus is not None]
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        if self.dead:
+            raise PeerLost("dead")
+        shape = (len(self._items), HORIZON, TOP_K)
+        ids = torch.empty(shape, dtype=torch.int32)
+        for i, item in enumerate(self._items):
+            truth = self._answers[item.sequence][item.position + 1 :]
+            for depth in range(HORIZON):
+                order = torch.randperm(VOCABULARY, generator=self._random)[:TOP_K]
+                right = torch.rand((), generator=self._random) > self._errs
+                if depth < len(truth) and right and truth[depth] not in order:
+                    order[int(torch.randint(TOP_K, (), generator=self._random))] = truth[depth]
+                ids[i, depth] = order
+        logits = torch.randn(shape, generator=self._random)
+        return logits.log_softmax(-1).sort(-1, descending=True).values, ids
+
+    def release(self, sequences: list[str]) -> None:
+        for sequence in sequences:
+            self.ends.pop(sequence, None)
+
+
+class Engine:
+    """A round loop with its scheduler, and what it emitted."""
+
+    def __init__(self, verifier: LocalVerifier, max_sequences: int = 8, prefill_rows: int = 16, window: int = 6) -> None:
+        pages = PageAllocator(verifier.pages, verifier.page_size)
+        limits = Limits(max_sequences, 100, prefill_rows, 512, HORIZON, window)
+        self.scheduler = Scheduler(pages, limits)
+        self.loop = RoundLoop(self.scheduler, TOP_K, self._emit)
+        self.loop.verifier = verifier
+        self.output: dict[str, list[int]] = {}
+        self.last: dict[str, Delta | Exception] = {}
+
+    def _emit(self, sequence: Sequence, delta: Delta | Exception) -> None:
+        self.last[sequence.id] = delta
+        if isinstance(delta, Delta):
+            self.output.setdefault(sequence.id, []).extend(delta.token_ids)
+
+    def add(self, request: GenerationRequest) -> Sequence:
+        sequence = Sequence(request, 0.0)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def run(self, between: Callable[[int], None] = lambda _: None, limit: int = 500) -> None:
+        """Rounds until nothing is left; `between` is called before each."""
+        for i in range(limit):
+            between(i)
+            try:
+                if not self.loop.run() and not self.scheduler.waiting:
+                    return
+            except PeerLost:
+                self.loop.verifier_lost()
+        raise AssertionError("the requests do not end")
+
+
+def plain(verifier: LocalVerifier, request: GenerationRequest) -> list[int]:
+    """The request alone, without drafts."""
+    engine = Engine(verifier)
+    engine.add(GenerationRequest(**{**vars(request), "budget": 0}))
+    engine.run()
+    return engine.output[request.request_id]
+
+
+def request(
+    name: str, prompt: list[int], max_tokens: int, budget: int, temperature: float = 0.0, **more: object
+) -> GenerationRequest:
+    sampling = SamplingParams(temperature=temperature, seed=hash(name) & 0xFFFF, **more)  # type: ignore[arg-type]
+    return GenerationRequest(name, tuple(prompt), max_tokens, (), sampling, budget)

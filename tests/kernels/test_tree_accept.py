@@ -1,0 +1,106 @@
+"""tree_accept against listing every path, and its edge cases."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_build
+
+from .ref import deepest_agreed
+from .strategies import candidates, kinds, seeds, token_ids
+
+
+def random_trees(rng: np.random.Generator, batch: int, levels: int, width: int, size: int, kind: str) -> DraftTree:
+    logprobs = np.array([candidates(rng, levels, width, kind) for _ in range(batch)], np.float32)
+    ids = np.array([token_ids(rng, levels, width) for _ in range(batch)], np.int32)
+    root = torch.zeros(batch, dtype=torch.int32)
+    budget = torch.from_numpy(rng.integers(0, size + 1, batch).astype(np.int32))
+    return tree_build(torch.from_numpy(logprobs), torch.from_numpy(ids), root, root, budget, max_budget=size)
+
+
+def lucky_draws(rng: np.random.Generator, tree: DraftTree) -> torch.Tensor:
+    """The target's token at every node: often that of some child, so that walks go deep; 0 and garbage elsewhere."""
+    y = rng.integers(-1, 6, tree.tokens.shape).astype(np.int32)
+    for b, parents in enumerate(tree.parent.tolist()):
+        for node, parent in enumerate(parents):
+            if parent >= 0 and rng.random() < 0.6:
+                y[b, parent] = tree.tokens[b, node]
+    return torch.from_numpy(y)
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), st.integers(0, 40), kinds)
+@settings(max_examples=150, deadline=None)
+def test_equals_the_deepest_path_that_agrees(rng, batch, levels, width, size, kind):
+    tree = random_trees(rng, batch, levels, width, size, kind)
+    y = lucky_draws(rng, tree)
+    accepted = tree_accept(y, tree)
+    assert accepted.path.shape == (batch, tree.max_depth + 1)
+    for b in range(batch):
+        n = int(tree.n_nodes[b])
+        path = deepest_agreed(y[b].tolist(), tree.tokens[b].tolist(), tree.parent[b].tolist(), n)
+        assert accepted.path[b].tolist() == path + [-1] * (tree.max_depth + 1 - len(path))
+        assert accepted.n_accepted[b] == len(path)
+        assert accepted.bonus[b] == y[b, path[-1]]
+    assert {accepted.path.dtype, accepted.n_accepted.dtype, accepted.bonus.dtype} == {torch.int32}
+
+
+def chain(tokens: list[int], size: int) -> DraftTree:
+    levels = len(tokens) - 1
+    ids = torch.tensor(tokens[1:], dtype=torch.int32).view(1, levels, 1)
+    one = torch.ones(1, dtype=torch.int32)
+    return tree_build(torch.zeros(1, levels, 1), ids, one * tokens[0], one, one * levels, max_budget=size)
+
+
+def accept(tree: DraftTree, y: list[int]) -> AcceptedPath:
+    return tree_accept(torch.tensor([y], dtype=torch.int32), tree)
+
+
+def test_padding_is_no_token():
+    """Padding carries token 0 and so does the draw: it must not be taken for a child."""
+    accepted = accept(chain([4, 5], size=4), [5, 0, 0, 0, 0])
+    assert (accepted.path.tolist(), accepted.n_accepted.tolist(), accepted.bonus.tolist()) == ([[0, 1]], [2], [0])
+
+
+def test_token_0_is_a_token():
+    accepted = accept(chain([0, 0, 0], size=2), [0, 0, 9])
+    assert (accepted.path.tolist(), accepted.bonus.tolist()) == ([[0, 1, 2]], [9])
+
+
+def test_a_miss_at_the_root_still_gives_a_token():
+    accepted = accept(chain([4, 5, 6], size=2), [7, 6, 6])
+    assert (accepted.path.tolist(), accepted.n_accepted.tolist(), accepted.bonus.tolist()) == ([[0, -1, -1]], [1], [7])
+
+
+def test_no_sequences():
+    none = torch.zeros(0, dtype=torch.int32)
+    tree = tree_build(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2, dtype=torch.int32), none, none, none, max_budget=5)
+    accepted = tree_accept(torch.zeros(0, 6, dtype=torch.int32), tree)
+    assert (accepted.path.shape, accepted.bonus.shape) == ((0, 4), (0,))
+
+
+def test_arguments():
+    tree = chain([4, 5], size=1)
+    with pytest.raises(ValueError, match=r"y has shape \[1, 3\]; pass \[1, 2\]"):
+        accept(tree, [1, 2, 3])
+    with pytest.raises(ValueError, match=r"y is torch.int64; pass torch.int32"):
+        tree_accept(torch.zeros(1, 2, dtype=torch.int64), tree)
+
+
+def test_eight_trees_take_less_than_half_a_millisecond():
+    rng = np.random.default_rng(0)
+    tree = random_trees(rng, 8, 15, 32, 32, "peaky")
+    y = lucky_draws(rng, tree)
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        tree_accept(y, tree)
+        return time.perf_counter() - begin
+
+    assert min(statistics.median(seconds() for _ in range(21)) for _ in range(10)) < 5e-4

@@ -1,0 +1,141 @@
+"""tree_build against brute force, its edge cases, and its speed bar."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtree.kernels import DraftTree, tree_build
+
+from .ref import enumerate_prefixes, search_by_level, tree_fields
+from .strategies import candidates, kinds, seeds, token_ids
+
+
+def build(logprobs: np.ndarray, ids: np.ndarray, budgets: list[int], size: int, seq_len: int = 7) -> DraftTree:
+    """logprobs, ids [B, L, K]; the root of sequence b is token b, so that token 0 is a root as well."""
+    batch = torch.arange(len(budgets), dtype=torch.int32)
+    budget = torch.tensor(budgets, dtype=torch.int32)
+    return tree_build(
+        torch.from_numpy(logprobs), torch.from_numpy(ids), batch, seq_len + batch, budget, max_budget=size
+    )
+
+
+def check(tree: DraftTree, paths: list[list[tuple[int, ...]]], ids: np.ndarray, size: int, seq_len: int = 7) -> None:
+    """Every field of every tree, bit for bit, in dtype and shape too."""
+    rows = [tree_fields(p, ids[b], b, seq_len + b, size + 1) for b, p in enumerate(paths)]
+    for field in dataclasses.fields(DraftTree):
+        if field.name != "max_depth":
+            actual = getattr(tree, field.name)
+            expected = np.array([row[field.name] for row in rows], np.int64).astype(np.uint32).astype(np.int32)
+            assert actual.dtype == torch.int32
+            np.testing.assert_array_equal(actual.numpy(), expected, err_msg=field.name)
+
+
+@given(seeds, st.integers(0, 4), st.integers(0, 5), st.lists(st.integers(0, 40), min_size=1, max_size=3), kinds)
+@settings(max_examples=120, deadline=None)
+def test_equals_listing_every_prefix(rng, levels, width, budgets, kind):
+    logprobs = np.stack([candidates(rng, levels, width, kind) for _ in budgets])
+    ids = np.stack([token_ids(rng, levels, width) for _ in budgets])
+    size = max(budgets) + int(rng.integers(0, 3))
+    tree = build(logprobs, ids, budgets, size)
+    check(tree, [enumerate_prefixes(x, n) for x, n in zip(logprobs, budgets, strict=True)], ids, size)
+
+
+@given(seeds, st.integers(1, 31), st.integers(1, 128), st.integers(0, 160), st.integers(1, 33), kinds)
+@settings(max_examples=25, deadline=None)
+def test_equals_search_by_level(rng, levels, width, size, batch, kind):
+    logprobs = np.stack([candidates(rng, levels, width, kind) for _ in range(batch)])
+    ids = np.stack([token_ids(rng, levels, width) for _ in range(batch)])
+    budgets = rng.integers(0, size + 1, batch).tolist()
+    tree = build(logprobs, ids, budgets, size)
+    checked = range(min(batch, 3))
+    head = DraftTree(**{k: v[: len(checked)] if torch.is_tensor(v) else v for k, v in vars(tree).items()})
+    check(head, [search_by_level(logprobs[b], budgets[b]) for b in checked], ids, size)
+
+
+@pytest.mark.parametrize("kind", ["peaky", "flat", "equal", "rounded"])
+def test_budget_1023(kind):
+    rng = np.random.default_rng(3)
+    logprobs, ids = candidates(rng, 31, 128, kind)[None], token_ids(rng, 31, 128)[None]
+    check(build(logprobs, ids, [1023], 1023), [search_by_level(logprobs[0], 1023)], ids, 1023)
+
+
+def test_scores_are_rounded_to_float32_at_every_step():
+    """1 + 2**-24 is 1 in float32, so the deeper path ties with the shallower one and depth decides."""
+    tiny = -(2.0**-25)
+    logprobs = np.array([[[-1, -1 + tiny], [tiny, -5]]], np.float32)
+    ids = np.array([[[1, 2], [3, 4]]], np.int32)
+    assert build(logprobs, ids, [4], 4).tokens.tolist() == [[0, 1, 2, 3, 3]]
+
+
+@pytest.mark.parametrize(("levels", "width", "budget"), [(3, 4, 0), (0, 4, 5), (3, 0, 5), (0, 0, 0)])
+def test_root_only(levels, width, budget):
+    tree = build(np.zeros((1, levels, width), np.float32), np.ones((1, levels, width), np.int32), [budget], 5)
+    assert tree.n_nodes.tolist() == [1]
+    assert tree.position.tolist() == [[7, 0, 0, 0, 0, 0]]
+    assert tree.ancestors.tolist() == [[[1], [0], [0], [0], [0], [0]]]
+    assert tree.max_depth == min(levels, 5)
+
+
+def test_no_sequences():
+    tree = build(np.zeros((0, 3, 4), np.float32), np.zeros((0, 3, 4), np.int32), [], 5)
+    assert tree.tokens.shape == (0, 6)
+    assert tree.ancestors.shape == (0, 6, 1)
+
+
+def test_holes_do_not_hide_later_candidates():
+    logprobs = np.array([[[np.nan, -1, -np.inf, np.inf, -2, -3]]], np.float32)
+    tree = build(logprobs, np.arange(10, 16, dtype=np.int32).reshape(1, 1, 6), [2], 2)
+    assert tree.tokens.tolist() == [[0, 11, 14]]
+
+
+def test_a_budget_does_not_change_other_trees():
+    rng = np.random.default_rng(0)
+    logprobs, ids = candidates(rng, 6, 8, "peaky")[None].repeat(2, 0), token_ids(rng, 6, 8)[None].repeat(2, 0)
+    both, alone = build(logprobs, ids, [9, 40], 40), build(logprobs[:1], ids[:1], [9], 40)
+    assert torch.equal(both.parent[:1], alone.parent)
+    assert torch.equal(both.tokens[1, :10], torch.cat([both.tokens[1, :1], alone.tokens[0, 1:10]]))  # smaller = prefix
+
+
+@pytest.mark.parametrize(
+    ("row", "message"), [([-2.0, -1.0], "descending"), ([0.5, -1.0], "≤ 0"), ([-3.0, np.nan, -2.0], "descending")]
+)
+def test_candidates_out_of_order_are_refused(row, message):
+    logprobs = np.array([[row]], np.float32)
+    with pytest.raises(ValueError, match=message):
+        build(logprobs, np.ones(logprobs.shape, np.int32), [2], 2)
+
+
+def test_arguments():
+    logprobs, ids = np.zeros((1, 2, 3), np.float32), np.ones((1, 2, 3), np.int32)
+    with pytest.raises(ValueError, match=r"budget must be 0 … max_budget = 2; got \[3\]"):
+        build(logprobs, ids, [3], 2)
+    with pytest.raises(ValueError, match=r"logprobs is torch.float64; pass torch.float32"):
+        build(logprobs.astype(np.float64), ids, [1], 2)
+    with pytest.raises(ValueError, match=r"ids has shape \[1, 2, 2\]; pass \[1, 2, 3\]"):
+        build(logprobs, ids[:, :, :2], [1], 2)
+    zero = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"budget has shape \[2\]; pass \[1\]"):
+        tree_build(torch.from_numpy(logprobs), torch.from_numpy(ids), zero, zero, zero.repeat(2), max_budget=2)
+
+
+def test_eight_trees_of_budget_32_take_less_than_two_milliseconds():
+    """The serving bar on one core. The machine may be busy, so the best of several medians counts."""
+    rng = np.random.default_rng(0)
+    logprobs = np.stack([candidates(rng, 15, 32, "peaky") for _ in range(8)])
+    ids = np.stack([token_ids(rng, 15, 32) for _ in range(8)])
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        build(logprobs, ids, [32] * 8, 32)
+        return time.perf_counter() - begin
+
+    medians = [statistics.median(seconds() for _ in range(21)) for _ in range(10)]
+    assert min(medians) < 2e-3

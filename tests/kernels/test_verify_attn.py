@@ -1,0 +1,212 @@
+"""verify_attn and verify_attn_mla against float64, and the two properties that make drafting lossless."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtree.kernels import Rows, verify_attn, verify_attn_mla
+from ddtree.kernels.reference.verify_attn import dense_attention, flash_attention
+
+from .cases import Case, Inputs, make
+from .ref import compare
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def check(case: Case) -> None:
+    inputs = make(case)
+    (out, lse), (wanted, wanted_lse) = inputs.run(), inputs.expected()
+    assert (out.dtype, lse.dtype) == (case.dtype, torch.float32)
+    compare(out, wanted, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype], cosine=1e-4)
+    exact = case.dtype in (torch.float32, torch.float64)  # the kernel's exponential is coarser for 16-bit inputs
+    compare(lse, wanted_lse, atol=1e-5 if exact else 3e-4, rtol=1e-5)
+
+
+@st.composite
+def cases(draw):
+    sequences = draw(st.integers(1, 4))
+    group = draw(st.sampled_from([1, 2, 4]))
+
+    def each(values):
+        return tuple(draw(st.lists(values, min_size=sequences, max_size=sequences)))
+
+    return Case(
+        kv=each(st.sampled_from([0, 1, 15, 16, 17, 63, 64, 65])),
+        q=each(st.sampled_from([0, 1, 2, 5, 17, 33])),
+        chunk=each(st.booleans()),
+        heads=2 * group,
+        kv_heads=draw(st.sampled_from([1, 2])),
+        dim=draw(st.sampled_from([4, 8, 20])),
+        v_dim=draw(st.sampled_from([None, None, 3])),
+        page_size=draw(st.sampled_from([1, 5, 16])),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        padded_rows=draw(st.sampled_from([0, 3])),
+        garbage_pages=draw(st.sampled_from([0, 2])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_equals_float64(case):
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("heads", [1, 8, 16, 64])
+@pytest.mark.parametrize("v_dim", [None, 16])
+def test_heads(dtype, heads, v_dim):
+    check(Case((65,), (9,), (False,), heads=heads, kv_heads=1, dim=24, v_dim=v_dim, dtype=dtype, garbage_pages=1))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((300, 0), (17, 40), (False, True), heads=9, kv_heads=3, dim=64, dtype=torch.bfloat16),
+        Case((600,), (65,), (False,), heads=2, kv_heads=1, dim=16, padded_rows=4),  # keys beyond one block of 512
+        Case((500,), (40,), (True,), heads=2, kv_heads=1, dim=16),
+        Case((70,), (5,), (False,), heads=2, dim=576, v_dim=512),  # the DeepSeek-V3 widths
+    ],
+    ids=["smollm2", "long-tree", "long-chunk", "mla"],
+)
+def test_model_shapes(case):
+    check(case)
+
+
+def test_rows_past_q_len_and_empty_sequences():
+    case = Case((4, 9, 0), (3, 0, 2), (False, False, True), padded_rows=2)
+    out, lse = make(case).run()
+    unused = torch.tensor([3, 4, 5, 6, 9, 10])
+    assert out[unused].eq(0).all()
+    assert lse[unused].eq(-torch.inf).all()
+    assert torch.isfinite(out).all()
+
+
+def path_alone(inputs: Inputs, node: int) -> Inputs:
+    """The node's path as a chain of its own, moved to the slots right after the prefix."""
+    path, start = inputs.visible[0][node], inputs.case.kv[0]
+    caches = [cache.clone() for cache in inputs.caches]
+    for i, j in enumerate(path):
+        for new, old in zip(caches, inputs.caches, strict=True):
+            new[inputs.place(0, start + i)] = old[inputs.place(0, start + j)]
+    rows = replace(
+        inputs.rows,
+        row_offsets=torch.tensor([0, len(path)], dtype=torch.int32),
+        q_len=torch.tensor([len(path)], dtype=torch.int32),
+        causal=torch.ones(1, dtype=torch.bool),
+        ancestors=torch.zeros(len(path), 1, dtype=torch.int32),
+    )
+    return Inputs(replace(inputs.case, q=(len(path),)), inputs.q[path], caches, rows, [])
+
+
+@pytest.mark.parametrize("v_dim", [None, 8])
+@pytest.mark.parametrize("kv", [0, 64, 510])
+def test_a_node_equals_its_path_alone_as_a_chain(kv, v_dim):
+    inputs = make(Case((kv,), (33,), (False,), kv_heads=2, dim=16, v_dim=v_dim, seed=kv))
+    out, lse = inputs.run()
+    for node in range(33):
+        chain_out, chain_lse = path_alone(inputs, node).run()
+        compare(chain_out[-1], out[node], atol=2e-6, rtol=2e-6)
+        compare(chain_lse[-1], lse[node], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("v_dim", [None, 8])
+@pytest.mark.parametrize("kv", [0, 65, 500])
+def test_a_non_ancestor_changes_no_bit(kv, v_dim, dtype):
+    inputs = make(Case((kv,), (33,), (False,), kv_heads=1, dim=16, v_dim=v_dim, dtype=dtype, seed=kv + 1))
+    out, lse = inputs.run()
+    for changed in (1, 7, 32):
+        caches = [cache.clone() for cache in inputs.caches]
+        for cache in caches:
+            cache[inputs.place(0, kv + changed)] *= -1e3
+        new_out, new_lse = replace(inputs, caches=caches).run()
+        blind = torch.tensor([changed not in seen for seen in inputs.visible[0]])
+        assert torch.equal(new_out[blind], out[blind])
+        assert torch.equal(new_lse[blind], lse[blind])
+        assert not torch.equal(new_out[~blind], out[~blind])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_sequences_change_no_bit(dtype):
+    case = Case((65, 3, 128), (17, 30, 9), (False, True, False), dtype=dtype)
+    inputs = make(case)
+    out, lse = inputs.run()
+    for s in range(3):
+        begin, end = inputs.rows.row_offsets[s : s + 2].tolist()
+        rows = replace(
+            inputs.rows,
+            row_offsets=torch.tensor([0, end - begin], dtype=torch.int32),
+            ancestors=inputs.rows.ancestors[begin:end],
+            **{name: getattr(inputs.rows, name)[s : s + 1] for name in ("q_len", "seq_len", "page_table", "causal")},
+        )
+        alone_out, alone_lse = replace(inputs, q=inputs.q[begin:end], rows=rows).run()
+        assert torch.equal(alone_out, out[begin:end])
+        assert torch.equal(alone_lse, lse[begin:end])
+
+
+def test_a_chain_tree_equals_causal():
+    chunk = make(Case((20,), (40,), (True,)))
+    bits = [[min(2 ** (i + 1) - 1, 2**32 - 1), max(2 ** (i - 31) - 1, 0)] for i in range(40)]
+    words = torch.tensor(bits).sub_(torch.tensor(bits).ge(2**31) * 2**32).to(torch.int32)
+    rows = replace(chunk.rows, causal=torch.zeros(1, dtype=torch.bool), ancestors=words)
+    for causal, tree in zip(chunk.run(), replace(chunk, rows=rows).run(), strict=True):
+        assert torch.equal(causal, tree)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("masked", [False, True])
+def test_cpu_kernel_equals_the_written_out_definition(dtype, masked):
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, n, 16, generator=random).to(dtype) for n in (51, 700, 700))
+    bias = torch.zeros(51, 700, dtype=dtype)
+    bias[:, 1:].masked_fill_(torch.rand(51, 699, generator=random) < 0.5, -torch.inf)
+    dense, flash = (f(query, key, value, bias if masked else None, 0.25) for f in (dense_attention, flash_attention))
+    for a, b in zip(flash, dense, strict=True):
+        compare(a, b, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_no_rows():
+    out, lse = make(Case((), (), ())).run()
+    assert (out.shape, lse.shape) == ((0, 4, 8), (0, 4))
+
+
+def test_arguments():
+    inputs = make(Case((4,), (3,), (False,)))
+    q, (k, v), rows = inputs.q, inputs.caches, inputs.rows
+    with pytest.raises(ValueError, match=r"q has shape \[2, 4, 8\]; pass \[3, any, any\]"):
+        verify_attn(q[:2], k, v, rows, scale=1)
+    with pytest.raises(ValueError, match=r"k_cache is torch.float64; pass torch.float32"):
+        verify_attn(q, k.double(), v, rows, scale=1)
+    with pytest.raises(ValueError, match=r"q has 3 heads; pass a multiple of the 2 heads of k_cache"):
+        verify_attn(q[:, :3], k, v, rows, scale=1)
+    with pytest.raises(ValueError, match=r"v_dim is 9; pass 1 … 8"):
+        verify_attn_mla(q, k[:, :, 0], rows, scale=1, v_dim=9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("q_len", [4], r"q_len\[0\] is 4; the sequence has 3 rows"),
+        ("seq_len", [14], r"Sequence 0 needs 17 slots; its page table has 1 pages of 16"),
+        ("row_offsets", [0, 2], r"row_offsets must run from 0 to T = 3"),
+    ],
+)
+def test_rows_that_contradict_each_other(field, value, message):
+    inputs = make(Case((4,), (3,), (False,)))
+    rows = replace(inputs.rows, **{field: torch.tensor(value, dtype=torch.int32)})
+    with pytest.raises(ValueError, match=message):
+        replace(inputs, rows=rows).run()
+
+
+def test_rows_are_checked_when_made():
+    rows = make(Case((4,), (3,), (False,))).rows
+    with pytest.raises(ValueError, match=r"seq_len is torch.int64; pass torch.int32"):
+        replace(rows, seq_len=rows.seq_len.long())
+    with pytest.raises(ValueError, match="page_size is 0; pass 1 or more"):
+        Rows(**{**{name: getattr(rows, name) for name in rows.__dataclass_fields__}, "page_size": 0})

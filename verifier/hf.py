@@ -1,0 +1,159 @@
+"""The transformers backend: the model's own code, unchanged, on one device, attending over the paged pool through `verify_attn`.
+
+Knows one step at a time: which sequences there are, and which slots are theirs, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from ddtree.kernels import Rows, kv_compact, verify_attn
+from ddtree.verifier.batch import Commit, VerifyBatch, VerifyResult
+from ddtree.verifier.dtype import choose_dtype
+from ddtree.verifier.model_dir import TargetInfo
+from ddtree.verifier.noise import KeyedNoise
+from ddtree.verifier.pool import KVPool
+from ddtree.verifier.sampling import sample
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the attention function and the feature hooks need of the current step; travels in the forward's keyword arguments."""
+
+    pool: KVPool
+    slots: Tensor
+    rows: Rows
+    features: dict[int, Tensor] = field(default_factory=dict)  # layer → its output [T, d]
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, ddtree: _Step, **_: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: q [1, Hq, T, D], k and v [1, Hkv, T, D] → [1, T, Hq, D].
+
+    transformers builds no mask for an attention name it does not know, so no [T, T] tensor exists anywhere.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    pool = ddtree.pool
+    pool.write(layer, ddtree.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out, _lse = verify_attn(query[0].transpose(0, 1), pool.k[layer], pool.v[layer], ddtree.rows, scale=scaling)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register("ddtree", _attend)
+
+
+class HFTarget:
+    """A target run by transformers.
+
+    Args:
+        model_dir: a Hugging Face directory of a supported type (`model_dir.MODEL_TYPES`).
+        dtype: of weights and KV; a torch name or "auto" (see `choose_dtype`).
+        device: "cpu" or a CUDA device.
+        page_size, pages: shape of the KV pool.
+        feature_layers: 0-based layers whose outputs make the features. Layer i gives what transformers calls
+            `hidden_states[i + 1]`; for the last layer that is, as in transformers, the output of the final norm.
+        threads: CPU threads of this process; None leaves torch's setting.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "cpu",
+        page_size: int,
+        pages: int,
+        feature_layers: Sequence[int] = (),
+        threads: int | None = None,
+    ) -> None:
+        self.info = TargetInfo.read(Path(model_dir))
+        if bad := [i for i in feature_layers if not 0 <= i < self.info.num_layers]:
+            raise ValueError(
+                f"feature layers {bad} do not exist; {self.info.name} has layers 0 to {self.info.num_layers - 1}"
+            )
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.device = torch.device(device)
+        self.dtype = choose_dtype(self.device) if dtype == "auto" else _torch_dtype(dtype)
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=self.dtype, attn_implementation="ddtree")
+        self._model = model.to(self.device).eval().requires_grad_(False)
+        self._decoder = self._model.get_decoder()
+        self._lm_head = self._model.get_output_embeddings()
+        self._feature_layers = tuple(feature_layers)
+        self.feature_size = len(self._feature_layers) * self.info.hidden_size
+        for i in set(self._feature_layers) - {self.info.num_layers - 1}:
+            self._decoder.layers[i].register_forward_hook(_keep_output, with_kwargs=True)
+        self.pool = KVPool(
+            layers=self.info.num_layers,
+            kv_heads=self.info.num_kv_heads,
+            head_dim=self.info.head_dim,
+            pages=pages,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._noise = KeyedNoise(self.info.vocab_size, self.device)
+
+    @torch.inference_mode()
+    def step(self, batch: VerifyBatch) -> VerifyResult:
+        """Commit, forward, draw; see `Target.step`. Raises ValueError where the batch does not fit together or the pool."""
+        self._check(batch)
+        started = time.perf_counter()
+        if batch.commit is not None:
+            self._commit(batch.commit)
+        committed = time.perf_counter()
+        step = _Step(self.pool, batch.slots, batch.rows)
+        hidden = self._decoder(
+            input_ids=batch.tokens.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            use_cache=False,
+            ddtree=step,
+        ).last_hidden_state[0]
+        step.features[self.info.num_layers - 1] = hidden
+        kept = [step.features[i] for i in self._feature_layers]
+        features = torch.cat(kept, dim=-1) if kept else hidden[:, :0]
+        wanted = batch.sampling.row.long()
+        logits = self._lm_head(hidden[wanted])
+        y = sample(logits, batch.positions[wanted] + 1, batch.sampling, self._noise)
+        verified = time.perf_counter()
+        return VerifyResult(y, features, {"commit": committed - started, "verify": verified - committed})
+
+    def _commit(self, commit: Commit) -> None:
+        kv_compact(
+            (self.pool.k, self.pool.v),
+            commit.page_table,
+            self.pool.page_size,
+            commit.seq_len,
+            commit.path,
+            commit.n_accepted,
+        )
+
+    def _check(self, batch: VerifyBatch) -> None:
+        lengths = {len(batch.tokens), len(batch.positions), len(batch.slots), len(batch.rows.ancestors)}
+        if len(lengths) != 1:
+            raise ValueError(f"tokens, positions, slots and ancestors of a batch differ in length: {sorted(lengths)}")
+        if batch.rows.page_size != self.pool.page_size:
+            raise ValueError(f"batch has pages of {batch.rows.page_size} tokens, the pool of {self.pool.page_size}")
+
+
+def _keep_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    """Forward hook of a decoder layer: keep its output for the features of this step."""
+    kwargs["ddtree"].features[module.self_attn.layer_idx] = output[0]  # type: ignore[union-attr, index]
+
+
+def _torch_dtype(name: str | torch.dtype) -> torch.dtype:
+    valid = ("float32", "bfloat16", "float16")
+    if isinstance(name, torch.dtype):
+        return name
+    if name not in valid:
+        raise ValueError(f"unknown dtype '{name}'; valid are auto, {', '.join(valid)}")
+    return getattr(torch, name)  # type: ignore[no-any-return]

@@ -1,0 +1,123 @@
+"""Where a target model lies and what its JSON files say of it. Imports no torch and reads no weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree.verifier import embedded
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Keys of config.json that do not change what the model computes.
+_VOLATILE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """A target as its directory describes it."""
+
+    name: str
+    model_dir: Path
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int  # longest prompt + answer in tokens
+    eos_token_ids: tuple[int, ...]  # ascending; generation ends with any of them
+    model_type: str
+    fingerprint: str  # hex; equal for two directories that describe the same model
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of K and V that one token takes over all layers, for `float32`, `bfloat16` or `float16`."""
+        if dtype not in _DTYPE_BYTES:
+            raise ValueError(f"unknown KV dtype '{dtype}'; valid are {', '.join(_DTYPE_BYTES)}")
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[dtype]
+
+    @classmethod
+    def read(cls, model_dir: Path) -> TargetInfo:
+        """Read config.json and, where present, generation_config.json and the embedded model's manifest.
+
+        Raises ValueError where the directory or its config.json is missing, is not JSON, lacks a size, or describes a
+        model type this project cannot run.
+        """
+        model_dir = Path(model_dir)
+        if not model_dir.is_dir():
+            raise ValueError(f"no model directory at {model_dir}; give a directory in Hugging Face form")
+        config = _read_json(model_dir / "config.json")
+        if config is None:
+            raise ValueError(f"{model_dir} has no config.json; give a model directory in Hugging Face form")
+        model_type = str(config.get("model_type"))
+        if model_type not in MODEL_TYPES:
+            raise ValueError(f"{model_dir} is a '{model_type}' model; supported types are {', '.join(MODEL_TYPES)}")
+        if config.get("use_sliding_window"):
+            raise ValueError(f"{model_dir} uses sliding-window attention, which the verifier does not support")
+
+        def size(key: str) -> int:
+            if not isinstance(config.get(key), int):
+                raise ValueError(f"{model_dir}/config.json lacks the number '{key}'")
+            return int(config[key])
+
+        heads = size("num_attention_heads")
+        manifest = _read_json(model_dir / embedded.MANIFEST) or {}
+        return cls(
+            name=str(manifest.get("name") or model_dir.resolve().name),
+            model_dir=model_dir,
+            vocab_size=size("vocab_size"),
+            hidden_size=size("hidden_size"),
+            num_layers=size("num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or size("hidden_size") // heads),
+            max_positions=size("max_position_embeddings"),
+            eos_token_ids=_eos_ids(config, _read_json(model_dir / "generation_config.json") or {}),
+            model_type=model_type,
+            fingerprint=_fingerprint(config, manifest),
+        )
+
+
+def resolve(model: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Path:
+    """The directory of `model`: the name of an embedded model (prepared on first use) or a local Hugging Face directory.
+
+    Raises ValueError where it is neither. `progress` is what `embedded.prepare` takes.
+    """
+    if str(model) in embedded.MODELS:
+        return embedded.prepare(str(model), progress)
+    path = Path(model).expanduser()
+    if (path / "config.json").is_file():
+        return path.resolve()
+    why = "has no config.json" if path.is_dir() else "is no directory"
+    raise ValueError(f"model '{model}' {why}; give a Hugging Face directory or one of: {', '.join(embedded.MODELS)}")
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def _eos_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
+    found: set[int] = set()
+    for config in configs:
+        ids = config.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def _fingerprint(config: dict[str, Any], manifest: dict[str, Any]) -> str:
+    essentials = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
+    canonical = json.dumps([essentials, manifest.get("source_sha256")], sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,72 @@
+"""Counter-based randomness: one Gumbel number for every (seed, position, token id), the same on every machine and in any batch.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): counter (token id // 4, position low,
+position high, 0), key = the two halves of the seed; word `token id % 4` of the block is the token's. Knows no logits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """The Philox4x32-10 block function on int64 tensors that hold 32-bit words; shapes broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # wraps at 64 bits, which keeps both halves
+        c0, c1, c2, c3 = (p1 >> 32) & _LOW ^ c1 ^ k0, p1 & _LOW, (p0 >> 32) & _LOW ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def gumbel(seed: Tensor, position: Tensor, ids: Tensor) -> Tensor:
+    """float32 Gumbel(0, 1) noise of int64 `seed`, `position` and token `ids`, which broadcast."""
+    words = torch.stack(torch.broadcast_tensors(*_blocks(seed, position, ids >> 2)), dim=-1)
+    return _to_gumbel(words.gather(-1, (ids & 3).expand(words.shape[:-1]).unsqueeze(-1)).squeeze(-1))
+
+
+def _blocks(seed: Tensor, position: Tensor, block: Tensor) -> Words:
+    counter = (block, position & _LOW, (position >> 32) & _LOW, torch.zeros_like(block))
+    return philox(counter, (seed & _LOW, (seed >> 32) & _LOW))
+
+
+def _to_gumbel(words: Tensor) -> Tensor:
+    """-log(-log u), u = (top 24 bits + 1/2) / 2^24. In float64: u next to 1 has no float32."""
+    u = ((words >> 8).double() + 0.5) * 2.0**-24
+    return u.log_().neg_().log_().neg_().float()
+
+
+class KeyedNoise:
+    """Noise over a whole vocabulary, with the rows of late kept: nodes at one depth share a row, and rounds come back to it."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu", *, max_bytes: int = 64 << 20) -> None:
+        self._ids = torch.arange(vocab_size, device=device)
+        self._capacity = max(1, max_bytes // (4 * vocab_size))
+        self._rows: OrderedDict[tuple[int, int], Tensor] = OrderedDict()  # least recently used first
+
+    def row(self, seed: int, position: int) -> Tensor:
+        """[V] float32, equal to `gumbel(seed, position, 0 … V-1)`. Shared: do not write to it."""
+        row = self._rows.pop((seed, position), None)
+        if row is None:
+            row = self._draw(seed, position)
+            if len(self._rows) >= self._capacity:
+                self._rows.popitem(last=False)
+        self._rows[seed, position] = row
+        return row
+
+    def _draw(self, seed: int, position: int) -> Tensor:
+        """Each Philox block gives four tokens their noise, so a whole row costs a quarter of `gumbel`."""
+        vocab_size = len(self._ids)
+        blocks = self._ids[: -(-vocab_size // 4)]
+        words = _blocks(blocks.new_tensor(seed), blocks.new_tensor(position), blocks)
+        return _to_gumbel(torch.stack(words, dim=-1).view(-1)[:vocab_size])

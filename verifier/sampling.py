@@ -1,0 +1,103 @@
+"""The target's own token at each wanted row. A pure function of (seed, position, token id, logits, parameters), so of no batch.
+
+Gumbel-max: y = argmax(logits / T + g(seed, position, id)) over the kept tokens is a draw from their softmax. Processors act as in
+vLLM: temperature, then top-k, then top-p on what top-k left; at least one token is kept. A kept set is always "every token whose
+logit reaches a threshold": tokens of equal logit are kept or dropped together (vLLM: top-k likewise, top-p in sort order), so no
+sort order shows in a draw.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddtree.verifier.batch import SamplingRows
+from ddtree.verifier.noise import KeyedNoise, gumbel
+
+GREEDY_BELOW = 1e-5  # temperature
+_HEADS = (256, 4096)  # how many of the largest logits to look at before all of them are sorted
+
+
+def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNoise | None = None) -> Tensor:
+    """Draw one token per row.
+
+    Args:
+        logits: [M, V], any float type; row m belongs to `rows`' entry m (`rows.row` is not used).
+        positions: [M] absolute position of the token to draw: the row's own position + 1.
+        noise: cache of noise rows for this V; None computes them afresh, with the same result.
+    Returns: [M] int32; -1 where a logit of the row is NaN or infinite.
+    """
+    logits = logits.float()
+    if not len(logits):
+        return torch.empty(0, dtype=torch.int32, device=logits.device)
+    finite = torch.isfinite(logits.amax(-1)) & torch.isfinite(logits.amin(-1))
+    greedy = (rows.temperature < GREEDY_BELOW) | (rows.top_p <= 0) | (rows.top_k == 1)
+    y = _argmax(logits)
+    drawn = (finite & ~greedy).nonzero().squeeze(1)
+    if len(drawn):
+        x = logits[drawn] / rows.temperature[drawn, None]
+        seed, position = rows.seed[drawn].long(), positions[drawn].long()
+        top_k, top_p = rows.top_k[drawn].long(), rows.top_p[drawn].double()
+        y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device))
+    return torch.where(finite, y, -1).int()
+
+
+def _draw(x: Tensor, seed: Tensor, position: Tensor, top_k: Tensor, top_p: Tensor, noise: KeyedNoise) -> Tensor:
+    """[R] int64: the Gumbel-max draws of rows x [R, V], which it may overwrite."""
+    vocab_size = x.shape[1]
+    truncated = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
+    y = torch.empty_like(seed)
+    whole = (~truncated).nonzero().squeeze(1)
+    if len(whole):
+        keys = zip(whole.tolist(), seed[whole].tolist(), position[whole].tolist(), strict=True)
+        for i, row_seed, row_position in keys:
+            x[i] += noise.row(row_seed, row_position)
+        y[whole] = _argmax(x[whole])
+    part = truncated.nonzero().squeeze(1)
+    if len(part):
+        x, seed, position = x[part], seed[part], position[part]
+        kept = x >= _threshold(x, top_k[part], top_p[part])[:, None]
+        row, ids = kept.nonzero(as_tuple=True)
+        score = x[row, ids] + gumbel(seed[row], position[row], ids)
+        best = score.new_full((len(x),), -torch.inf).scatter_reduce(0, row, score, "amax")
+        tied = ids.masked_fill(score < best[row], vocab_size)
+        y[part] = ids.new_full((len(x),), vocab_size).scatter_reduce(0, row, tied, "amin")
+    return y
+
+
+def _threshold(x: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[R] the smallest logit that top-k, then top-p keep in rows x [R, V]; `top_k` ≤ 0 and `top_p` ≥ 1 are off."""
+    vocab_size = x.shape[1]
+    limited = (top_k > 0) & (top_k < vocab_size)
+    top_k = torch.where(limited, top_k, vocab_size)
+    top_p = top_p.masked_fill(top_p >= 1, torch.inf)  # 1 would drop tokens whose mass is lost in rounding
+    mass = (x - x.amax(-1, keepdim=True)).exp_().sum(-1, dtype=torch.float64)
+    threshold = torch.empty_like(x[:, 0])
+    pending = torch.arange(len(x), device=x.device)
+    for size in (*(n for n in _HEADS if n < vocab_size), vocab_size):
+        head = x[pending].topk(size).values
+        kth = head.gather(1, top_k[pending, None].clamp(max=size) - 1)
+        in_k = head >= kth
+        weight = (head - head[:, :1]).exp_().double() * in_k
+        total = torch.where(limited[pending], weight.sum(-1), mass[pending])
+        larger = weight.cumsum(-1) - weight  # mass of the tokens before
+        kept = (in_k & (larger < (top_p[pending] * total)[:, None])).sum(-1).clamp(min=1)
+        lowest = head.gather(1, kept[:, None] - 1)
+        threshold[pending] = lowest.squeeze(1)
+        # What lies beyond the head cannot matter once the head ends below all that counts.
+        needed = torch.where(limited[pending, None], kth, lowest)
+        pending = pending[(needed <= head[:, -1:]).squeeze(1)]
+        if not len(pending):
+            break
+    return threshold
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """[M] int64: the lowest index of each row's maximum. By blocks, since torch's amax is 20 times as fast as its argmax."""
+    block = 256
+    if x.shape[1] % block:
+        return x.argmax(-1)
+    blocks = x.unflatten(1, (-1, block))
+    first = blocks.amax(-1).argmax(-1)
+    inside = blocks[torch.arange(len(x), device=x.device), first].argmax(-1)
+    return first * block + inside

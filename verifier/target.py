@@ -1,0 +1,23 @@
+"""What the router needs of a target, whatever runs it. Knows no backend."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ddtree.verifier.batch import VerifyBatch, VerifyResult
+from ddtree.verifier.model_dir import TargetInfo
+
+
+class Target(Protocol):
+    """A loaded target model with its KV pool."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    def step(self, batch: VerifyBatch) -> VerifyResult:
+        """Commit `batch.commit`, write the rows' K/V to their slots, score all rows, draw at the wanted ones.
+
+        Every backend draws the same token for the same (seed, position, logits, sampling parameters), so a result does
+        not depend on what else is in the batch beyond the rounding of the logits.
+        """
+        ...
