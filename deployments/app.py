@@ -18,8 +18,13 @@ def build_app(args: dict[str, Any]) -> Application:
     """Application builder for Serve. `args` is an AppConfig as a mapping. Raises ConfigError before anything loads."""
     config = AppConfig.parse(args, "args")
     found = models.find(config)
-    verifier = Verifier.bind(config, found)
-    router = Router.bind(config, found, verifier)
-    if not found.drafter:
-        return Ingress.bind(config, found, router)
-    return Ingress.bind(config, found, router, Drafter.bind(config, found, router))
+    verifier = bind(Verifier, config, found)
+    router = bind(Router, config, found, verifier)
+    drafters = [bind(Drafter, config, found, router)] if found.drafter else []
+    return bind(Ingress, config, found, router, *drafters)
+
+
+def bind(deployment: Any, *args: Any) -> Application:
+    """`deployment.bind`, typed: Serve's decorators hide what they return."""
+    application: Application = deployment.bind(*args)
+    return application

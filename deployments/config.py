@@ -22,9 +22,13 @@ class TargetConfig(Section):
     """The model whose output is served."""
 
     model: str = Field(description="An embedded model's name or a directory in Hugging Face form.")
-    served_name: str | None = Field(None, description="Name in the API; the directory's or embedded model's by default.")
+    served_name: str | None = Field(
+        None, description="Name in the API; the directory's or embedded model's by default."
+    )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="auto: bfloat16 where the device has it.")
-    max_context: int | None = Field(None, ge=2, description="Prompt + answer in tokens; the model's own limit by default.")
+    max_context: int | None = Field(
+        None, ge=2, description="Prompt + answer in tokens; the model's own limit by default."
+    )
 
 
 class VerifierConfig(Section):
@@ -32,7 +36,9 @@ class VerifierConfig(Section):
 
     backend: str = "hf"
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = Field(2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed.")
+    threads: int = Field(
+        2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed."
+    )
     page_size: int = Field(16, ge=1, description="KV rows a page.")
     kv_tokens: int = Field(32768, ge=1, description="KV rows in the pool, shared by all sequences.")
     num_gpus: float = Field(0, ge=0, description="GPU share of a rank.")
@@ -47,14 +53,20 @@ class DrafterConfig(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(2, ge=1)
     num_gpus: float = Field(0, ge=0)
-    timeout_s: float = Field(5, gt=0, description="A draft that takes longer is done without, and its drafter forgotten.")
-    rebuild_window: int = Field(512, ge=1, description="Tokens re-run through the target to give a new drafter its context.")
+    timeout_s: float = Field(
+        5, gt=0, description="A draft that takes longer is done without, and its drafter forgotten."
+    )
+    rebuild_window: int = Field(
+        512, ge=1, description="Tokens re-run through the target to give a new drafter its context."
+    )
 
 
 class TreeConfig(Section):
     """The draft tree."""
 
-    budget: int = Field(16, ge=0, description="Nodes besides the root, per sequence and round; a request may ask for its own.")
+    budget: int = Field(
+        16, ge=0, description="Nodes besides the root, per sequence and round; a request may ask for its own."
+    )
     max_budget: int = Field(63, ge=0, le=1023, description="The most that a request may ask for.")
     top_k: int = Field(32, ge=1, le=128, description="Candidates per depth.")
 
@@ -78,7 +90,9 @@ class ApiConfig(Section):
     """The HTTP edge."""
 
     max_body_bytes: int = Field(4 << 20, ge=1024)
-    default_max_tokens: int = Field(16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it.")
+    default_max_tokens: int = Field(
+        16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it."
+    )
 
 
 class AppConfig(Section):
@@ -112,7 +126,9 @@ def read_application(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give a Serve config file such as configs/smollm2-cpu.yaml") from None
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}; give a Serve config file such as configs/smollm2-cpu.yaml"
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
     applications = document.get("applications") if isinstance(document, dict) else None

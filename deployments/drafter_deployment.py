@@ -30,7 +30,7 @@ PING_S = 30
 class Drafter:
     """One replica is one drafter."""
 
-    async def __init__(self, config: AppConfig, models: Models, router: DeploymentHandle) -> None:
+    async def __init__(self, config: AppConfig, models: Models, router: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._router = router
         self._id = serve.get_replica_context().replica_id.unique_id
         self._actor: Any = make(DrafterActor, config.drafter.num_gpus, config, models)

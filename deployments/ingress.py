@@ -1,6 +1,6 @@
 """Ingress: the HTTP edge as a Serve deployment. Holds the tokenizer and the API app, no state of a request beyond its stream.
 
-The app itself is in openai_api.py and knows no Ray; here it is given an engine that is a handle to the Router deployment.
+The app itself is in api/app.py and knows no Ray; here it is given an engine that is a handle to the Router deployment.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 
+from ddtree.deployments.api.app import ApiSettings, create_app
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.models import Models
-from ddtree.deployments.openai_api import ApiSettings, create_app
 from ddtree.deployments.requests import Delta, GenerationRequest
 
 

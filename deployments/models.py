@@ -72,4 +72,7 @@ def _checkpoint(name: str | None) -> Path | None:
         if (path / "config.json").is_file():
             return path.resolve()
     names = sorted(p.parent.name for p in shipped.glob("*/config.json"))
-    raise ConfigError(f"drafter.checkpoint '{name}' is neither a shipped checkpoint ({', '.join(names) or 'none'}) nor a directory with a config.json")
+    raise ConfigError(
+        f"drafter.checkpoint '{name}' is neither a shipped checkpoint ({', '.join(names) or 'none'}) "
+        "nor a directory with a config.json"
+    )

@@ -31,7 +31,7 @@ class GenerationRequest:
 
 @dataclass
 class RequestStats:
-    """Speculation figures of one request. Written by the router, complete with the last delta."""
+    """Speculation figures of one request so far. Written by the router."""
 
     budget: int = 0
     rounds: int = 0  # verify steps that decoded (prefill is not one)
@@ -46,7 +46,7 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class Delta:
-    """Tokens of one round. The last one of a request has `finish_reason` and `stats`."""
+    """Tokens of one round. The last one of a request has a `finish_reason`."""
 
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" (a stop token) or "length"

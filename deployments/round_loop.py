@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -187,7 +189,7 @@ class RoundLoop:
             if sequence.drafter and sequence.id in self._new_context and sequence.id not in decoding:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=False))
         for drafter_id, part in items.items():
-            self._drafter_call(drafter_id, lambda drafter, part=part: drafter.start(part, self._features))
+            self._drafter_call(drafter_id, partial(_start, part, self._features))
         found: list[tuple[list[int], Tensor, Tensor]] = []
         for drafter_id in items:
             answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
@@ -309,7 +311,7 @@ class RoundLoop:
         self.totals.generated_tokens += len(taken)
         if reason:
             self._end(sequence)
-        self._emit(sequence, Delta(tuple(taken), reason, sequence.stats if reason else None))
+        self._emit(sequence, Delta(tuple(taken), reason, deepcopy(sequence.stats)))  # a copy: the next round writes on
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
@@ -319,3 +321,7 @@ class RoundLoop:
         self._new_context.pop(sequence.id, None)
         if sequence.drafter:
             self._drafter_call(sequence.drafter, lambda drafter: drafter.release([sequence.id]))
+
+
+def _start(items: list[DraftItem], features: Any, drafter: DrafterPeer) -> None:
+    drafter.start(items, features)

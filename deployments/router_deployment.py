@@ -11,6 +11,7 @@ from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.config import AppConfig
+from ddtree.deployments.device_actors import make
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_actor import RouterActor
@@ -30,7 +31,7 @@ class Router:
     """One replica is one pod's router."""
 
     def __init__(self, config: AppConfig, models: Models, verifier: DeploymentHandle) -> None:
-        self._actor: Any = RouterActor.remote(config, models, verifier)
+        self._actor: Any = make(RouterActor, 0, config, models, verifier)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of one request. A caller that goes away cancels it."""

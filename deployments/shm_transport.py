@@ -104,7 +104,9 @@ class ShmTransport(TensorTransportManager):
             for (shape, dtype), offset in zip(meta.tensor_meta, meta.offsets, strict=True)
         ]
 
-    def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any) -> None:
+    def send_multiple_tensors(
+        self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any
+    ) -> None:
         raise NotImplementedError("one-sided: the receiver reads")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: list[Any]) -> None:

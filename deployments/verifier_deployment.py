@@ -25,7 +25,7 @@ PING_S = 60  # a rank answers between steps; one long prefill step on a laptop t
 class Verifier:
     """One replica is one verifier group."""
 
-    async def __init__(self, config: AppConfig, models: Models) -> None:
+    async def __init__(self, config: AppConfig, models: Models) -> None:  # type: ignore[misc]  # Serve awaits it
         self._rank: Any = make(VerifierRank, config.verifier.num_gpus, config, models)
         await self._rank.ping.remote()  # the weights are loaded
 

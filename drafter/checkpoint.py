@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ddtree.drafter.config import QUANTIZATION_KEY, DrafterInfo
@@ -105,5 +105,6 @@ def _write(directory: str | Path, model: DFlashModel, tensors: dict[str, Tensor]
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, directory / "model.safetensors", {"format": "pt"})
+    # save_file would make it readable by its owner alone, whatever the umask
+    (directory / "model.safetensors").write_bytes(save(contiguous, {"format": "pt"}))
     (directory / "config.json").write_text(json.dumps(model.config.to_dict() | extra, indent=2) + "\n")

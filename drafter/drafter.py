@@ -23,6 +23,7 @@ from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.context import SequenceContext
 from ddtree.drafter.dflash import DFlashLayer
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice, check_items
+from ddtree.drafter.packed import linear, pack_linears
 from ddtree.drafter.rotary import rotary_table
 from ddtree.drafter.target_ends import TargetEnds
 from ddtree.kernels import topk_logprobs
@@ -70,8 +71,10 @@ class Drafter:
             torch.set_num_threads(threads)
         self.info = DrafterInfo.read(checkpoint_dir)
         self._device, self._dtype, self._top_k = torch.device(device), dtype, min(top_k, self.info.vocab_size)
-        self._ends = TargetEnds.load(target_dir, self.info, dtype=dtype, device=self._device)
+        ends = TargetEnds.load(target_dir, self.info, dtype=dtype, device=self._device)
+        self._embedding, self._lm_head = ends.embedding, linear(ends.lm_head)
         self._model = load_published(checkpoint_dir, dtype=dtype, device=self._device)
+        pack_linears(self._model)
         self._layers = [cast(DFlashLayer, layer) for layer in self._model.layers]
         self._contexts: dict[str, SequenceContext] = {}
 
@@ -141,7 +144,7 @@ class Drafter:
                 torch.empty(shape, device=self._device), torch.empty(shape, dtype=torch.int32, device=self._device)
             )
         ids = [token for work in works for token in [work.item.bonus, *[info.mask_token_id] * info.horizon]]
-        x = F.embedding(torch.tensor(ids, device=self._device), self._ends.embedding) * info.embedding_scale
+        x = F.embedding(torch.tensor(ids, device=self._device), self._embedding) * info.embedding_scale
         cos, sin = self._rotary([work.item.position + slot for work in works for slot in range(slots)])
         for i, (layer, span) in enumerate(zip(self._layers, info.spans, strict=True)):
             q, k, v = (rows.unflatten(0, (-1, slots)) for rows in layer.block_qkv(x, cos, sin))
@@ -156,7 +159,7 @@ class Drafter:
         return Candidates(*(rows.unflatten(0, (-1, info.horizon)) for rows in (logprobs, best)))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self._ends.lm_head)
+        logits: Tensor = self._lm_head(hidden)
         if self.info.logit_scale != 1.0:
             logits = logits * self.info.logit_scale
         cap = self.info.logit_softcap

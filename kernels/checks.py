@@ -27,3 +27,9 @@ def check(
 
 def check_int32(name: str, value: Tensor, shape: tuple[int | None, ...], device: torch.device) -> None:
     check(name, value, shape, (torch.int32,), device)
+
+
+def check_slots(name: str, cache: Tensor, pages_dim: int, page_size: int) -> None:
+    """Raises ValueError unless dimensions pages_dim and pages_dim + 1, [pages, page_size], can be viewed as one."""
+    if cache.stride(pages_dim) != page_size * cache.stride(pages_dim + 1) and cache.shape[pages_dim] > 1:
+        raise ValueError(f"{name} is not contiguous over pages and slots; lay it out as […, pages, page_size, …].")

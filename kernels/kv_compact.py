@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ddtree.kernels.checks import check_int32
+from ddtree.kernels.checks import check_int32, check_slots
 from ddtree.kernels.dispatch import implementation
 
 
@@ -40,8 +40,5 @@ def kv_compact(
             raise ValueError(f"caches[{i}] has shape {list(cache.shape)}; pass [layers, pages, {page_size}, …].")
         if cache.device != device:
             raise ValueError(f"caches[{i}] is on {cache.device}; move it to {device}, where the page table is.")
-        if cache.stride(1) != page_size * cache.stride(2):
-            raise ValueError(
-                f"caches[{i}] is not contiguous over pages and slots; pass a layout [layers, pages, page, …]."
-            )
+        check_slots(f"caches[{i}]", cache, 1, page_size)
     implementation(device).kv_compact(caches, page_table, page_size, seq_len, path, n_accepted)

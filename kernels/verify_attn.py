@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ddtree.kernels.checks import FLOATS, check
+from ddtree.kernels.checks import FLOATS, check, check_slots
 from ddtree.kernels.dispatch import implementation
 from ddtree.kernels.rows import Rows
 
@@ -17,8 +17,8 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
 
     Args:
         q: [T, Hq, D] float32, bfloat16 or float16 (float64 too, for tests).
-        k_cache, v_cache: [pages, page_size, Hkv, D], same dtype; Hq is a multiple of Hkv, and query head h reads
-            key head h // (Hq / Hkv).
+        k_cache, v_cache: [pages, page_size, Hkv, D], same dtype, contiguous over pages and slots. Hq is a multiple of
+            Hkv, and query head h reads key head h // (Hq / Hkv).
         rows: layout of the T rows.
         scale: factor of the scores before the softmax.
 
@@ -27,7 +27,7 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
         q_len have out 0 and lse -inf.
 
     Raises:
-        ValueError: wrong shape, dtype or device, or rows that contradict each other.
+        ValueError: wrong shape, dtype, device or memory layout, or rows that contradict each other.
 
     Example:
         >>> out, lse = verify_attn(q, k_cache[layer], v_cache[layer], rows, scale=q.shape[-1] ** -0.5)
@@ -35,6 +35,8 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
     check("q", q, (rows.ancestors.shape[0], None, None), FLOATS, rows.ancestors.device)
     check("k_cache", k_cache, (None, rows.page_size, None, q.shape[2]), (q.dtype,), q.device)
     check("v_cache", v_cache, tuple(k_cache.shape), (q.dtype,), q.device)
+    check_slots("k_cache", k_cache, 0, rows.page_size)
+    check_slots("v_cache", v_cache, 0, rows.page_size)
     if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"q has {q.shape[1]} heads; pass a multiple of the {k_cache.shape[2]} heads of k_cache.")
     return implementation(q.device).verify_attn(q, k_cache, v_cache, rows, scale=scale)
@@ -47,7 +49,7 @@ def verify_attn_mla(q: Tensor, kv_cache: Tensor, rows: Rows, *, scale: float, v_
 
     Args:
         q: [T, H, Dl+Dr] float32, bfloat16 or float16 (float64 too, for tests).
-        kv_cache: [pages, page_size, Dl+Dr], same dtype.
+        kv_cache: [pages, page_size, Dl+Dr], same dtype, contiguous over pages and slots.
         rows, scale: as in `verify_attn`.
         v_dim: Dl, at most Dl+Dr.
 
@@ -59,6 +61,7 @@ def verify_attn_mla(q: Tensor, kv_cache: Tensor, rows: Rows, *, scale: float, v_
     """
     check("q", q, (rows.ancestors.shape[0], None, None), FLOATS, rows.ancestors.device)
     check("kv_cache", kv_cache, (None, rows.page_size, q.shape[2]), (q.dtype,), q.device)
+    check_slots("kv_cache", kv_cache, 0, rows.page_size)
     if not 0 < v_dim <= q.shape[2]:
         raise ValueError(f"v_dim is {v_dim}; pass 1 … {q.shape[2]}, the width of kv_cache.")
     return implementation(q.device).verify_attn_mla(q, kv_cache, rows, scale=scale, v_dim=v_dim)

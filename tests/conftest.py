@@ -33,13 +33,7 @@ class Deployment:
     """A service that `ddtree serve` started."""
 
     url: str
-    process: subprocess.Popen[str]
-    log: Path
-
-    @property
-    def ray_address(self) -> str:
-        """Of the cluster that this service runs in."""
-        return "auto"
+    config: Path
 
 
 def free_port() -> int:
@@ -59,11 +53,11 @@ def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     args = document["applications"][0]["args"]
     args["target"]["dtype"] = args["drafter"]["dtype"] = "float32"
     config, log = folder / "config.yaml", folder / "log"
+    port = document["http_options"]["port"] = free_port()
     config.write_text(yaml.safe_dump(document))
-    port = free_port()
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ddtree.deployments.cli", "serve", str(config), "--port", str(port)],
+            [sys.executable, "-m", "ddtree.deployments.commands.main", "serve", str(config)],
             stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
@@ -74,7 +68,7 @@ def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"the service did not start:\n{log.read_text()[-4000:]}")
             time.sleep(0.5)
-        yield Deployment(f"http://127.0.0.1:{port}", process, log)
+        yield Deployment(f"http://127.0.0.1:{port}", config)
     finally:
         process.terminate()
         process.wait(timeout=60)

@@ -1,8 +1,8 @@
-"""What one verify step takes and gives: a ragged batch of tree nodes and prompt tokens. Knows tensors, no model and no request.
+"""What one verify step takes and gives: a ragged batch of tree nodes and prompt tokens. Knows no model and no request.
 
 `T` rows over all sequences, `S` sequences, `M` rows where the target draws a token, `C` sequences to commit first.
-Every tensor of one batch lives on the target's device. Rows past a sequence's `q_len` are padding: their K/V goes nowhere a
-later step reads only if their slot does, so give them the slots of a page that belongs to no sequence.
+Every tensor of a batch lives on the target's device. Rows past a sequence's `q_len` are padding, but their K/V is
+written all the same: give them slots of a page that belongs to no sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddtree.kernels import Rows
 
 @dataclass(frozen=True)
 class Commit:
-    """The accepted paths of the last round, compacted in the KV pool before this step's forward. Written by the router."""
+    """Accepted paths of the last round, compacted in the KV pool before this step's forward. Written by the router."""
 
     page_table: Tensor  # [C, P] int32, as it was when the paths were verified
     seq_len: Tensor  # [C] int32, committed KV rows before the path; node i's row is at slot seq_len + i
@@ -26,7 +26,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """The rows where the target draws its own token, and how. Written by the router; every field has one entry per row."""
+    """The rows where the target draws its own token, and how: one entry per row. Written by the router."""
 
     row: Tensor  # [M] int32, index into the T rows of the batch
     temperature: Tensor  # [M] float32, below 1e-5 is greedy
@@ -51,10 +51,8 @@ class VerifyBatch:
 class VerifyResult:
     """What the target says. Written by the target."""
 
-    # [M] int32 the target's own token at each wanted row; -1 where a logit of the row is NaN or infinite. What made it so may
-    # have reached other rows of the same sequence, never another sequence.
+    # [M] int32 the target's own token at each wanted row; -1 where a logit of the row is NaN or infinite. What made it
+    # so may have reached other rows of the same sequence, never another sequence.
     y: Tensor
-    features: (
-        Tensor  # [T, F] target dtype: outputs of the feature layers, side by side in the order they were asked for
-    )
+    features: Tensor  # [T, F] target dtype: outputs of the feature layers side by side, in the order asked for
     seconds: dict[str, float]  # host wall time by stage: "verify" and "commit"

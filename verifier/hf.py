@@ -1,4 +1,4 @@
-"""The transformers backend: the model's own code, unchanged, on one device, attending over the paged pool through `verify_attn`.
+"""The transformers backend: the model's own code on one device, attending over the paged pool through `verify_attn`.
 
 Knows one step at a time: which sequences there are, and which slots are theirs, is the caller's business.
 """
@@ -14,19 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging
 
 from ddtree.kernels import Rows, kv_compact, verify_attn
 from ddtree.verifier.batch import Commit, VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import choose_dtype
 from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.noise import KeyedNoise
+from ddtree.verifier.packed import can_pack, pack_linears
 from ddtree.verifier.pool import KVPool
 from ddtree.verifier.sampling import sample
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What the attention function and the feature hooks need of the current step; travels in the forward's keyword arguments."""
+    """What the attention function and the feature hooks need of a step; travels in the forward's keyword arguments."""
 
     pool: KVPool
     slots: Tensor
@@ -84,8 +86,7 @@ class HFTarget:
             torch.set_num_threads(threads)
         self.device = torch.device(device)
         self.dtype = choose_dtype(self.device) if dtype == "auto" else _torch_dtype(dtype)
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=self.dtype, attn_implementation="ddtree")
-        self._model = model.to(self.device).eval().requires_grad_(False)
+        self._model = _load(Path(model_dir), self.dtype, self.device)
         self._decoder = self._model.get_decoder()
         self._lm_head = self._model.get_output_embeddings()
         self._feature_layers = tuple(feature_layers)
@@ -105,7 +106,7 @@ class HFTarget:
 
     @torch.inference_mode()
     def step(self, batch: VerifyBatch) -> VerifyResult:
-        """Commit, forward, draw; see `Target.step`. Raises ValueError where the batch does not fit together or the pool."""
+        """Commit, forward, draw; see `Target.step`. Raises ValueError where a batch contradicts itself or the pool."""
         self._check(batch)
         started = time.perf_counter()
         if batch.commit is not None:
@@ -145,9 +146,24 @@ class HFTarget:
             raise ValueError(f"batch has pages of {batch.rows.page_size} tokens, the pool of {self.pool.page_size}")
 
 
+def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model as transformers makes it, without its progress bar; on a CPU with the linear layers packed."""
+    noisy = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="ddtree")
+    finally:
+        if noisy:
+            logging.enable_progress_bar()
+    model = model.to(device).eval().requires_grad_(False)
+    if can_pack(device, dtype):
+        pack_linears(model)
+    return model
+
+
 def _keep_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
     """Forward hook of a decoder layer: keep its output for the features of this step."""
-    kwargs["ddtree"].features[module.self_attn.layer_idx] = output[0]  # type: ignore[union-attr, index]
+    kwargs["ddtree"].features[module.self_attn.layer_idx] = output[0]  # type: ignore[union-attr]
 
 
 def _torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -156,4 +172,4 @@ def _torch_dtype(name: str | torch.dtype) -> torch.dtype:
         return name
     if name not in valid:
         raise ValueError(f"unknown dtype '{name}'; valid are auto, {', '.join(valid)}")
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    return getattr(torch, name)

@@ -56,8 +56,14 @@ class TargetInfo:
         model_type = str(config.get("model_type"))
         if model_type not in MODEL_TYPES:
             raise ValueError(f"{model_dir} is a '{model_type}' model; supported types are {', '.join(MODEL_TYPES)}")
-        if config.get("use_sliding_window"):
+        if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
             raise ValueError(f"{model_dir} uses sliding-window attention, which the verifier does not support")
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type", rope.get("type"))
+        if rope_type in ("dynamic", "longrope"):  # their frequencies follow the longest sequence of a batch
+            raise ValueError(
+                f"{model_dir} has '{rope_type}' rotary scaling, under which requests would change each other"
+            )
 
         def size(key: str) -> int:
             if not isinstance(config.get(key), int):
@@ -83,7 +89,7 @@ class TargetInfo:
 
 
 def resolve(model: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Path:
-    """The directory of `model`: the name of an embedded model (prepared on first use) or a local Hugging Face directory.
+    """The directory of `model`: an embedded model's name (prepared on first use) or a local Hugging Face directory.
 
     Raises ValueError where it is neither. `progress` is what `embedded.prepare` takes.
     """

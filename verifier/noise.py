@@ -1,7 +1,8 @@
-"""Counter-based randomness: one Gumbel number for every (seed, position, token id), the same on every machine and in any batch.
+"""Counter-based randomness: one Gumbel number per (seed, position, token id), the same in any batch and on any machine.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): counter (token id // 4, position low,
-position high, 0), key = the two halves of the seed; word `token id % 4` of the block is the token's. Knows no logits.
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): counter (token id //
+4, position low, position high, 0), key = the two halves of the seed; word `token id % 4` of a block is the token's.
+Knows no logits.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _to_gumbel(words: Tensor) -> Tensor:
 
 
 class KeyedNoise:
-    """Noise over a whole vocabulary, with the rows of late kept: nodes at one depth share a row, and rounds come back to it."""
+    """Noise over a whole vocabulary. Keeps the rows used last: nodes at a depth share one, and rounds return to it."""
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu", *, max_bytes: int = 64 << 20) -> None:
         self._ids = torch.arange(vocab_size, device=device)

@@ -1,9 +1,9 @@
-"""The target's own token at each wanted row. A pure function of (seed, position, token id, logits, parameters), so of no batch.
+"""The target's own token at each wanted row: a function of (seed, position, token id, logits, parameters), of no batch.
 
-Gumbel-max: y = argmax(logits / T + g(seed, position, id)) over the kept tokens is a draw from their softmax. Processors act as in
-vLLM: temperature, then top-k, then top-p on what top-k left; at least one token is kept. A kept set is always "every token whose
-logit reaches a threshold": tokens of equal logit are kept or dropped together (vLLM: top-k likewise, top-p in sort order), so no
-sort order shows in a draw.
+Gumbel-max: y = argmax(logits / T + g(seed, position, id)) over the kept tokens is a draw from their softmax. Processors
+act as in vLLM: temperature, then top-k, then top-p on what top-k left; at least one token is kept. A kept set is always
+"every token whose logit reaches a threshold": tokens of equal logit are kept or dropped together (vLLM: top-k likewise,
+top-p in sort order), so no sort order shows in a draw.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNo
     y = _argmax(logits)
     drawn = (finite & ~greedy).nonzero().squeeze(1)
     if len(drawn):
-        x = logits[drawn] / rows.temperature[drawn, None]
+        x = _take(logits, drawn) / rows.temperature[drawn, None]
         seed, position = rows.seed[drawn].long(), positions[drawn].long()
         top_k, top_p = rows.top_k[drawn].long(), rows.top_p[drawn].double()
         y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device))
@@ -52,10 +52,10 @@ def _draw(x: Tensor, seed: Tensor, position: Tensor, top_k: Tensor, top_p: Tenso
         keys = zip(whole.tolist(), seed[whole].tolist(), position[whole].tolist(), strict=True)
         for i, row_seed, row_position in keys:
             x[i] += noise.row(row_seed, row_position)
-        y[whole] = _argmax(x[whole])
+        y[whole] = _argmax(_take(x, whole))
     part = truncated.nonzero().squeeze(1)
     if len(part):
-        x, seed, position = x[part], seed[part], position[part]
+        x, seed, position = _take(x, part), seed[part], position[part]
         kept = x >= _threshold(x, top_k[part], top_p[part])[:, None]
         row, ids = kept.nonzero(as_tuple=True)
         score = x[row, ids] + gumbel(seed[row], position[row], ids)
@@ -71,11 +71,13 @@ def _threshold(x: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     limited = (top_k > 0) & (top_k < vocab_size)
     top_k = torch.where(limited, top_k, vocab_size)
     top_p = top_p.masked_fill(top_p >= 1, torch.inf)  # 1 would drop tokens whose mass is lost in rounding
-    mass = (x - x.amax(-1, keepdim=True)).exp_().sum(-1, dtype=torch.float64)
+    mass = torch.zeros_like(top_p)  # of whole rows, in units of the largest token's
+    for i in (~limited).nonzero().squeeze(1).split(4):  # so few that their float64 fits into a CPU's cache
+        mass[i] = (x[i] - x[i].amax(-1, keepdim=True)).exp_().sum(-1, dtype=torch.float64)
     threshold = torch.empty_like(x[:, 0])
     pending = torch.arange(len(x), device=x.device)
     for size in (*(n for n in _HEADS if n < vocab_size), vocab_size):
-        head = x[pending].topk(size).values
+        head = _take(x, pending).topk(size).values
         kth = head.gather(1, top_k[pending, None].clamp(max=size) - 1)
         in_k = head >= kth
         weight = (head - head[:, :1]).exp_().double() * in_k
@@ -92,8 +94,13 @@ def _threshold(x: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return threshold
 
 
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows] for distinct, ascending rows; without a copy where that is all of x."""
+    return x if len(rows) == len(x) else x[rows]
+
+
 def _argmax(x: Tensor) -> Tensor:
-    """[M] int64: the lowest index of each row's maximum. By blocks, since torch's amax is 20 times as fast as its argmax."""
+    """[M] int64: the lowest index of each row's maximum. By blocks: torch's amax is 20 times as fast as its argmax."""
     block = 256
     if x.shape[1] % block:
         return x.argmax(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 import typing
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
 
-from ddtree.drafter.training.options import TrainOptions
+from ddtree.drafter.training import TrainOptions, train_drafter
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,17 +36,31 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+class Lines:
+    """Prints progress, at most every `pause` seconds within a stage; ends the run once a signal asked for it."""
+
+    def __init__(self, pause: float = 10.0) -> None:
+        self.begun, self.pause = time.monotonic(), pause
+        self.stage, self.printed, self.stopping = "", 0.0, False
+
+    def stop(self, number: int, frame: object) -> None:
+        """A signal handler."""
+        self.stopping = True
+
+    def __call__(self, stage: str, fraction: float, message: str) -> None:
+        now = time.monotonic()
+        if stage != self.stage or fraction >= 1.0 or now - self.printed > self.pause or self.stopping:
+            print(f"[{now - self.begun:7.1f} s] {stage:8} {fraction:4.0%} {message}", flush=True)
+            self.stage, self.printed = stage, now
+        if self.stopping:
+            raise SystemExit("stopped by a signal; the same command goes on from here")
+
+
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Parses, trains, and says where the checkpoint is."""
-    options = TrainOptions(**vars(parser().parse_args(arguments)))
-    from ddtree.drafter.training.pipeline import train_drafter  # torch: only once the options are right
-
-    begun = time.monotonic()
-
-    def report(stage: str, fraction: float, message: str) -> None:
-        print(f"[{time.monotonic() - begun:7.1f} s] {stage:8} {fraction:4.0%} {message}", flush=True)
-
-    done = train_drafter(options, report)
+    options, lines = TrainOptions(**vars(parser().parse_args(arguments))), Lines()
+    signal.signal(signal.SIGTERM, lines.stop)
+    done = train_drafter(options, lines)
     print(done, flush=True)
     return done
 

@@ -22,6 +22,16 @@ TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)  # drawn evenly: 40 % greedy
 INVENTED_SHARE = 0.2  # of the time, at most
 INVENTED_MAX, INVENTED_TOKENS = 60_000, 160
 SHARD_SECONDS = 20.0
+TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a job came from: becomes columns of its answer."""
+
+    kind: str
+    group: int
+    key: int
 
 
 @dataclass
@@ -37,6 +47,15 @@ class Answers:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def add(self, tokens: Tokens, prompt_length: int, temperature: float, source: Source) -> None:
+        """One more entry."""
+        self.tokens.append(tokens)
+        self.prompt_length.append(prompt_length)
+        self.temperature.append(temperature)
+        self.kind.append(source.kind)
+        self.group.append(source.group)
+        self.key.append(source.key)
 
     @property
     def new_tokens(self) -> int:
@@ -85,15 +104,6 @@ class AnswerStore:
         return out, seconds
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a job came from: becomes columns of its answer."""
-
-    kind: str
-    group: int
-    key: int
-
-
 def make_answers(
     options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, report: Report
 ) -> None:
@@ -104,24 +114,24 @@ def make_answers(
     begun, spent = time.time(), spent + inventing
     jobs = _Jobs(options, prompts, invented, so_far)
     fresh, last, tokens, count = Answers(), time.time(), so_far.new_tokens, len(so_far)
-    for answer in decoder.generate(iter(jobs), begun + total - spent):
-        source = jobs.sources.pop(answer.job.key)
-        row = (answer.tokens.astype(store.dtype), len(answer.job.prompt), answer.job.temperature)
-        for column, value in zip(("tokens", "prompt_length", "temperature"), row, strict=True):
-            getattr(fresh, column).append(value)
-        for column in ("kind", "group", "key"):
-            getattr(fresh, column).append(getattr(source, column))
-        jobs.answered(answer.tokens, len(answer.job.prompt), source)
-        tokens, count = tokens + len(answer.tokens) - len(answer.job.prompt), count + 1
-        if time.time() - last > SHARD_SECONDS:
-            store.append(fresh, time.time() - last)
-            fresh, last = Answers(), time.time()
-            done = (spent + last - begun) / total
-            report("answers", min(1.0, done), f"{count} answers, {tokens / 1e6:.1f}M new tokens")
-    store.append(fresh, time.time() - last)
+    told = 0.0
+    try:
+        for answer in decoder.generate(iter(jobs), begun + total - spent):
+            prompt_length, source = len(answer.job.prompt), jobs.sources.pop(answer.job.key)
+            row = answer.tokens.astype(store.dtype)
+            fresh.add(row, prompt_length, answer.job.temperature, source)
+            jobs.answered(row, prompt_length, source)
+            tokens, count, now = tokens + len(row) - prompt_length, count + 1, time.time()
+            if now - last > SHARD_SECONDS:
+                store.append(fresh, now - last)
+                fresh, last = Answers(), now
+            if now - told > TICK_SECONDS:
+                told, done = now, (spent + now - begun) / total
+                report("answers", min(1.0, done), f"{count} answers, {tokens / 1e6:.1f}M new tokens")
+    finally:
+        store.append(fresh, time.time() - last)
     store.finish()
-    everything, _ = store.load()
-    report("answers", 1.0, _summary(everything))
+    report("answers", 1.0, summary(store.load()[0]))
 
 
 class _Jobs:
@@ -143,10 +153,10 @@ class _Jobs:
                 so_far.tokens, so_far.prompt_length, so_far.kind, so_far.group, strict=True
             )
         ]
-        self.sources: dict[int, _Source] = {}
+        self.sources: dict[int, Source] = {}
         self.count = 0
 
-    def answered(self, tokens: Tokens, prompt_length: int, source: _Source) -> None:
+    def answered(self, tokens: Tokens, prompt_length: int, source: Source) -> None:
         """An answer that later jobs may build on."""
         self.pool.append((tokens, prompt_length, source.kind, source.group))
 
@@ -154,17 +164,17 @@ class _Jobs:
         order = np.random.default_rng(self.options.seed).permutation(len(self.first))
         for i in (int(i) for i in order if int(i) not in self.finished_keys):
             kind, group, ids = self.first[i]
-            yield self._job(ids, _Source(kind, group, i))
+            yield self._job(ids, Source(kind, group, i))
         while self.first:
             for n, i in enumerate(self.rng.permutation(len(self.pool))[: max(1, len(self.pool) // 2)]):
                 ids, group = self._built(n, int(i))
                 if len(ids) <= self.options.longest_prompt:
-                    yield self._job(ids, _Source("built", group, -1))
+                    yield self._job(ids, Source("built", group, -1))
             for i in self.rng.permutation(len(self.first))[: max(1, len(self.first) // 4)]:
                 kind, group, ids = self.first[int(i)]
-                yield self._job(ids, _Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
+                yield self._job(ids, Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
 
-    def _job(self, ids: Tokens, source: _Source, temperature: float | None = None) -> Job:
+    def _job(self, ids: Tokens, source: Source, temperature: float | None = None) -> Job:
         self.count += 1
         self.sources[self.count] = source
         drawn = float(self.rng.choice(TEMPERATURES)) if temperature is None else temperature
@@ -195,6 +205,7 @@ def _invented(
         text = answer.tokens[len(prompts.opening) : -1]
         if int(answer.tokens[-1]) in stop and len(text) > 4:
             out.append(text)
+    out = list({text.tobytes(): text for text in out}.values())
     ids, offsets = pack(out, store.dtype)
     spent = time.time() - begun
     save_arrays(path, ids=ids, offsets=offsets, seconds=np.float64(spent))
@@ -202,7 +213,8 @@ def _invented(
     return out, spent
 
 
-def _summary(answers: Answers) -> str:
+def summary(answers: Answers) -> str:
+    """How many of what kind, in one line."""
     kinds = {kind: answers.kind.count(kind) for kind in sorted(set(answers.kind))}
     total = sum(map(len, answers.tokens))
     return (

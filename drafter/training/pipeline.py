@@ -1,4 +1,4 @@
-"""`train_drafter`: the stages in order, each leaving its result in out_dir so that the next run goes on from there."""
+"""The stages in order, each leaving its result in out_dir so that the next run goes on from there."""
 
 from __future__ import annotations
 
@@ -15,36 +15,25 @@ from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import DrafterConfig, Rope, default_target_layer_ids
 from ddtree.drafter.training import publish
 from ddtree.drafter.training.acceptance import Sample, as_table, measure
-from ddtree.drafter.training.answers import Answers, AnswerStore, _summary, make_answers
+from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, summary
 from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
 from ddtree.drafter.training.decoder import Decoder, Job
-from ddtree.drafter.training.options import STAGES, Report, TrainOptions, quiet
+from ddtree.drafter.training.options import STAGES, Report, TrainOptions
 from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
 from ddtree.drafter.training.ragged import token_dtype
 from ddtree.drafter.training.rows import pack_rows, split
 from ddtree.drafter.training.target import Target
 from ddtree.drafter.training.trainer import Trainer, read_metrics
 
-VALIDATION_SAMPLES = 64
+VALIDATION_SAMPLES = 48
 
 
-def train_drafter(options: TrainOptions, report: Report = quiet) -> Path:
-    """Trains a DFlash drafter for a target: prompts, the target's answers, training, checkpoint with figures.
-
-    Call it again with the same options to go on after an interruption.
-
-    Args:
-        options: see `TrainOptions`.
-        report: called with (stage, fraction done, one line), from this thread; what it raises ends the run.
-    Returns:
-        The checkpoint's folder (bf16, published form), or out_dir where `stop_after` ends earlier.
-    Raises:
-        ValueError: out_dir belongs to a run with other options, a target that cannot be trained for, too little data.
-    """
+def run(options: TrainOptions, report: Report) -> Path:
+    """See `ddtree.drafter.training.train_drafter`."""
     _claim(options)
-    run = _Run(options, report)
+    stages = _Run(options, report)
     for stage in STAGES[: STAGES.index(options.stop_after) + 1]:
-        getattr(run, stage)()
+        getattr(stages, stage)()
     return options.out_dir / publish.PUBLISHED if options.stop_after == STAGES[-1] else options.out_dir
 
 
@@ -59,8 +48,6 @@ class _Run:
         self.stop = stop_tokens(options.target_dir, self.tokenizer)
         self.store = AnswerStore(self.out / "answers", token_dtype(self.vocab))
         self._target: Target | None = None
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
 
     @property
     def target(self) -> Target:
@@ -85,6 +72,8 @@ class _Run:
 
     def train(self) -> None:
         o = self.options
+        if (self.out / publish.INT8 / "config.json").exists():  # written last
+            return
         answers, _ = self.store.load()
         train, validation = split(answers, o.validation_every)
         rows = (pack_rows(answers, side, o.context, o.seed, self.device) for side in (train, validation))
@@ -101,7 +90,7 @@ class _Run:
         path.write_text(json.dumps(evaluation, indent=1) + "\n")
         metrics = list(read_metrics(self.out / "metrics.jsonl"))
         self.report("publish", 0.95, publish.save_plot(metrics, self.out / "training.png"))
-        publish.save_card(self.options, self.options.target_dir.name, _summary(answers), metrics, evaluation)
+        publish.save_card(self.options, self.options.target_dir.name, summary(answers), metrics, evaluation)
         for key, table in evaluation.items():
             self.report("publish", 1.0, f"{key}:\n{as_table(table)}")
 

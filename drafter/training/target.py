@@ -31,7 +31,7 @@ class Target:
     """
 
     def __init__(self, target_dir: Path, device: torch.device, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM, AttentionInterface
+        from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register(ATTENTION, _attention)
         model = AutoModelForCausalLM.from_pretrained(str(target_dir), dtype=dtype, attn_implementation=ATTENTION)

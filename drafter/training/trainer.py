@@ -31,6 +31,7 @@ from ddtree.drafter.training.target import Target
 WARM_STEPS = 3  # of each process: compiling, so not counted as training time
 LOGIT_CELLS = 16384 * 49152  # logits held at once
 VALIDATION_BATCHES = 6
+TICK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -156,41 +157,54 @@ class Trainer:
     # ---- the loop
 
     def fit(self, report: Report) -> None:
-        """Trains until `options.training` seconds are used, over all runs; validates, logs and saves on the way."""
-        o, resumed = self.options, self.state_path.exists()
-        if resumed:
+        """Trains until `options.training` seconds are used, over all runs; validates, logs and saves on the way.
+
+        `report` is called about once a second; if it raises, the state is saved first.
+        """
+        o, headline = self.options, "started"
+        if self.state_path.exists():
             self._restore()
-        report("train", self.elapsed / o.training, f"{'resumed' if resumed else 'started'} at step {self.step}")
+            headline = "resumed"
         generator = torch.Generator(self.device).manual_seed(o.seed * 7919 + self.step)
-        warm, last, saved, total = 0, 0.0, time.time(), torch.zeros((), device=self.device)
-        counted = 0
+        warm, counted, total = 0, 0, torch.zeros((), device=self.device)
+        last = saved = told = 0.0
         while self.elapsed < o.training:
-            rows = self.train.take(batch_index(len(self.train), o.batch, self.step, o.seed).to(self.device))
-            seen = self.observe(rows)
-            blocks = sample_blocks(rows, o.anchors, o.block, generator)
-            drafted = self.draft(blocks, seen)
-            loss, grad, _ = self.loss(blocks, drafted, seen)
-            drafted.backward(grad)
-            self.optimiser.step(schedule(self.elapsed / o.training, o.warmup))
-            self.step, warm, total, counted = self.step + 1, warm + 1, total + loss, counted + 1
+            now = time.time()
+            if now - told > TICK_SECONDS:
+                self._tell(report, headline)
+                told, last = now, time.time()
+            total += self._learn(generator)
+            warm, counted = warm + 1, counted + 1
             if warm <= WARM_STEPS or self.step % 10 == 0:
                 self._synchronise()
             now = time.time()
             self.elapsed += now - last if warm > WARM_STEPS else 0.0
-            last = now
-            if self.elapsed >= o.training or (warm > WARM_STEPS and now - saved > o.save_seconds):
+            last, saved = now, now if warm <= WARM_STEPS else saved
+            if self.elapsed >= o.training or now - saved > o.save_seconds:
                 self._save()
-                self._log(report, float(total) / counted)
+                headline = self._log(float(total) / counted)
+                counted, total = 0, torch.zeros_like(total)
                 saved = last = time.time()
-                total, counted = torch.zeros_like(total), 0
-        report("train", 1.0, f"{self.step} steps in {self.elapsed:.0f} s")
+        self._tell(report, headline)
+
+    def _learn(self, generator: torch.Generator) -> Tensor:
+        """One step; returns its loss `[]`."""
+        o = self.options
+        rows = self.train.take(batch_index(len(self.train), o.batch, self.step, o.seed).to(self.device))
+        seen = self.observe(rows)
+        blocks = sample_blocks(rows, o.anchors, o.block, generator)
+        drafted = self.draft(blocks, seen)
+        loss, grad, _ = self.loss(blocks, drafted, seen)
+        drafted.backward(grad)
+        self.optimiser.step(schedule(self.elapsed / o.training, o.warmup))
+        self.step += 1
+        return loss
 
     def validate(self, batches: int = VALIDATION_BATCHES) -> dict[str, Any]:
         """Loss, chain acceptance (accepted + bonus) and share of right slots on fixed validation blocks."""
         generator = torch.Generator(self.device).manual_seed(1)
         batches = min(batches, len(self.validation) // self.options.batch)
-        losses, accepted, right = torch.zeros((), device=self.device), torch.zeros(2, 2), torch.zeros(2, 2, 0)
-        accepted = accepted.to(self.device)
+        losses, accepted = torch.zeros((), device=self.device), torch.zeros(2, 2, device=self.device)
         right = torch.zeros(2, 2, self.config.horizon, device=self.device)
         for step in range(batches):
             index = batch_index(len(self.validation), self.options.batch, step, seed=7)
@@ -227,23 +241,29 @@ class Trainer:
                 model.fc.weight.div_(self.feature_size.cpu())
         return model
 
-    def _log(self, report: Report, loss: float) -> None:
-        measured = self.validate()
-        o = self.options
+    def _tell(self, report: Report, headline: str) -> None:
+        done = min(1.0, self.elapsed / self.options.training)
+        try:
+            report("train", done, f"step {self.step}, {self.elapsed:.0f} s; {headline}")
+        except BaseException:
+            if self.step:
+                self._save()
+            raise
+
+    def _log(self, loss: float) -> str:
+        """Validates, adds a line to metrics.jsonl and returns it in short."""
         line = {
             "step": self.step,
             "seconds": round(self.elapsed, 1),
             "train_loss": round(loss, 4),
-            "passes": round(self.step * o.batch / len(self.train), 2),
-            **measured,
+            "passes": round(self.step * self.options.batch / len(self.train), 2),
+            **self.validate(),
         }
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        report(
-            "train",
-            min(1.0, self.elapsed / o.training),
-            f"step {self.step}, {self.elapsed:.0f} s, loss {loss:.3f}, validation loss {measured['loss']:.3f}, chain greedy "
-            f"{measured['chain_greedy']:.2f}, sampled {measured['chain_sampled']:.2f}, pass {line['passes']}",
+        return (
+            f"loss {line['train_loss']:.3f}, validation {line['loss']:.3f}, chain {line['chain_greedy']:.2f} greedy "
+            f"{line['chain_sampled']:.2f} sampled, pass {line['passes']}"
         )
 
     def _save(self) -> None:

@@ -15,9 +15,11 @@ from ddtree.kernels.tree import WORD_BITS
 
 @dataclass(eq=False)
 class Segment:
-    """The rows in use of one sequence, and all that they may see."""
+    """The rows of one sequence, and all that those in use may see."""
 
-    rows: slice  # the q query rows, out of T
+    begin: int  # first of its rows, out of T
+    count: int  # q: its rows in use
+    unused: int  # its rows after those
     slots: Tensor  # [n] int64 flat cache slots: the committed prefix, then the step's own rows
     visible: Tensor | None  # [q, n] bool; None: every row sees everything
     _biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
@@ -34,11 +36,9 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class AttentionPlan:
-    """One segment per sequence that has rows in use."""
+    """One segment per sequence, in order; together they are the T rows."""
 
     segments: list[Segment]
-    total_rows: int  # T
-    complete: bool  # every one of the T rows is in use
 
     @classmethod
     def of(
@@ -55,7 +55,7 @@ class AttentionPlan:
         offsets, total = row_offsets.tolist(), ancestors.shape[0]
         if offsets[0] != 0 or offsets[-1] != total:
             raise ValueError(f"row_offsets must run from 0 to T = {total} (rows of ancestors); got {offsets}.")
-        segments, used = [], 0
+        segments = []
         sizes = zip(q_len.tolist(), seq_len.tolist(), causal.tolist(), strict=True)
         for s, (count, committed, is_causal) in enumerate(sizes):
             begin, capacity = offsets[s], offsets[s + 1] - offsets[s]
@@ -66,16 +66,14 @@ class AttentionPlan:
                     f"Sequence {s} needs {committed + count} slots; its page table has "
                     f"{page_table.shape[1]} pages of {page_size}."
                 )
-            if count:
-                rows = slice(begin, begin + count)
-                slots = _slots(page_table[s], page_size, committed + count)
-                own = torch.ones(count, count, dtype=torch.bool, device=slots.device).tril()
-                if not is_causal:
-                    own = _unpack(ancestors[rows])
-                visible = None if bool(own.all()) else torch.nn.functional.pad(own, (committed, 0), value=True)
-                segments.append(Segment(rows, slots, visible))
-                used += count
-        return cls(segments, total, used == total)
+            slots = _slots(page_table[s], page_size, committed + count)
+            if is_causal:
+                own = torch.ones(count, count, dtype=torch.bool, device=slots.device).tril_()
+            else:
+                own = _unpack(ancestors[begin : begin + count])
+            visible = None if bool(own.all()) else torch.nn.functional.pad(own, (committed, 0), value=True)
+            segments.append(Segment(begin, count, capacity - count, slots, visible))
+        return cls(segments)
 
 
 def _slots(pages: Tensor, page_size: int, count: int) -> Tensor:

@@ -16,22 +16,25 @@ if TYPE_CHECKING:
 
 
 def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float) -> tuple[Tensor, Tensor]:
-    plan, (total, q_heads, dim), kv_heads = rows.plan, q.shape, k_cache.shape[2]
+    (total, q_heads, dim), kv_heads = q.shape, k_cache.shape[2]
     group = q_heads // kv_heads
-    q, out = (x.view(total, kv_heads, group, dim) for x in (q, torch.zeros_like(q)))
-    lse = torch.full((total, kv_heads, group), -torch.inf, device=q.device)
+    q = q.view(total, kv_heads, group, dim)
     keys = k_cache.flatten(0, 1)
     values = keys if v_cache is k_cache else v_cache.flatten(0, 1)
     attend = flash_attention if q.is_cpu else dense_attention
-    for segment in plan.segments:
-        count = segment.rows.stop - segment.rows.start
-        key = keys.index_select(0, segment.slots).transpose(0, 1)
-        value = key if values is keys else values.index_select(0, segment.slots).transpose(0, 1)
-        query = q[segment.rows].transpose(0, 1).reshape(kv_heads, count * group, dim)
-        o, weight = attend(query, key, value, segment.bias(group, q.dtype), scale)
-        out[segment.rows] = o.view(kv_heads, count, group, dim).transpose(0, 1)
-        lse[segment.rows] = weight.view(kv_heads, count, group).transpose(0, 1)
-    return out.view(total, q_heads, dim), lse.view(total, q_heads)
+    outs, weights = [q.new_empty(0, kv_heads, group, dim)], [q.new_empty(0, kv_heads, group, dtype=torch.float32)]
+    for part in rows.plan.segments:
+        if part.count:
+            key = keys.index_select(0, part.slots).transpose(0, 1)
+            value = key if values is keys else values.index_select(0, part.slots).transpose(0, 1)
+            query = q[part.begin : part.begin + part.count].transpose(0, 1).reshape(kv_heads, -1, dim)
+            out, lse = attend(query, key, value, part.bias(group, q.dtype), scale)
+            outs.append(out.view(kv_heads, part.count, group, dim).transpose(0, 1))
+            weights.append(lse.view(kv_heads, part.count, group).transpose(0, 1))
+        if part.unused:
+            outs.append(q.new_zeros(part.unused, kv_heads, group, dim))
+            weights.append(q.new_full((part.unused, kv_heads, group), -torch.inf, dtype=torch.float32))
+    return torch.cat(outs).view(total, q_heads, dim), torch.cat(weights).view(total, q_heads).float()
 
 
 def verify_attn_mla(q: Tensor, kv_cache: Tensor, rows: Rows, *, scale: float, v_dim: int) -> tuple[Tensor, Tensor]:
@@ -60,6 +63,6 @@ def flash_attention(
 ) -> tuple[Tensor, Tensor]:
     """The same through the CPU kernel behind `scaled_dot_product_attention`, which also returns the log-sum-exp."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query[None], key[None], value[None], 0.0, False, attn_mask=bias, scale=scale
+        query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, False, attn_mask=bias, scale=scale
     )
     return out[0], lse[0]

@@ -3,8 +3,6 @@ that plain decoding alone would have given it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -32,11 +30,15 @@ requests = st.lists(
     max_size=6,
 )
 # What happens before a round: a drafter joins, dies, leaves; the verifier dies; a request is cancelled.
-events = st.lists(st.tuples(st.integers(0, 14), st.sampled_from(["join", "die", "leave", "verifier", "cancel"])), max_size=6)
+events = st.lists(
+    st.tuples(st.integers(0, 14), st.sampled_from(["join", "die", "leave", "verifier", "cancel"])), max_size=6
+)
 
 
 @given(requests, events, st.integers(0, 1000), st.integers(8, 64))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_output_is_plain_decoding(
     verifier: LocalVerifier,
     wanted: list[tuple[list[int], int, int, float, int]],
@@ -112,7 +114,9 @@ def test_drafts_save_rounds(verifier: LocalVerifier) -> None:
     stats = engine.last["r"].stats  # type: ignore[union-attr]
     assert stats.rounds <= 25, "most rounds commit more than one token"
     assert sum(stats.acceptance_histogram) == stats.rounds
-    assert stats.accepted_tokens + stats.rounds >= 39  # the first token comes from the prompt, the last round may overshoot
+    assert (
+        stats.accepted_tokens + stats.rounds >= 39
+    )  # the first token comes from the prompt, the last round may overshoot
     assert stats.fallback_rounds == 0
 
 

@@ -109,7 +109,9 @@ class Guesser:
 class Engine:
     """A round loop with its scheduler, and what it emitted."""
 
-    def __init__(self, verifier: LocalVerifier, max_sequences: int = 8, prefill_rows: int = 16, window: int = 6) -> None:
+    def __init__(
+        self, verifier: LocalVerifier, max_sequences: int = 8, prefill_rows: int = 16, window: int = 6
+    ) -> None:
         pages = PageAllocator(verifier.pages, verifier.page_size)
         limits = Limits(max_sequences, 100, prefill_rows, 512, HORIZON, window)
         self.scheduler = Scheduler(pages, limits)

@@ -104,6 +104,7 @@ def packed_mask(starts: list[int], anchors: list[int], context: int, slots: int)
     return mask
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("variant", ["full", "sliding", "sliding both ways"])
 @pytest.mark.parametrize("kind", ["dense", "flex"])
 def test_packed_blocks_equal_lone_ones(

@@ -103,9 +103,7 @@ def make(case: Case) -> Inputs:
         row_offsets=torch.tensor(offsets, dtype=torch.int32),
         q_len=torch.tensor(case.q, dtype=torch.int32),
         seq_len=torch.tensor(case.kv, dtype=torch.int32),
-        page_table=torch.tensor([t + [GARBAGE] * (width - len(t)) for t in tables], dtype=torch.int32).view(
-            sequences, width
-        ),
+        page_table=torch.tensor(entries, dtype=torch.int32).view(sequences, width),
         page_size=size,
         causal=torch.tensor(case.chunk, dtype=torch.bool),
         ancestors=ancestors,

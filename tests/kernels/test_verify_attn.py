@@ -185,6 +185,8 @@ def test_arguments():
         verify_attn(q, k.double(), v, rows, scale=1)
     with pytest.raises(ValueError, match=r"q has 3 heads; pass a multiple of the 2 heads of k_cache"):
         verify_attn(q[:, :3], k, v, rows, scale=1)
+    with pytest.raises(ValueError, match="v_cache is not contiguous over pages and slots"):
+        verify_attn(q, k.repeat(2, 1, 1, 1), v.repeat(1, 2, 1, 1)[:, :16].repeat(4, 1, 1, 1)[::2], rows, scale=1)
     with pytest.raises(ValueError, match=r"v_dim is 9; pass 1 … 8"):
         verify_attn_mla(q, k[:, :, 0], rows, scale=1, v_dim=9)
 

@@ -1,4 +1,4 @@
-"""Fixtures of the verifier tests: small random targets, the embedded one, and a harness that keeps sequences in the KV pool."""
+"""Fixtures of the verifier tests: small random targets, the embedded one, and a harness that keeps their sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from ddtree.kernels import AcceptedPath, DraftTree, Rows, tree_build
-from ddtree.verifier.batch import Commit, SamplingRows, VerifyBatch, VerifyResult
+from ddtree.verifier.batch import Commit, SamplingRows, VerifyBatch
 from ddtree.verifier.embedded import prepare
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.pages import PageAllocator
@@ -197,15 +197,16 @@ class Harness:
             assert output.y[node] == int(logits.argmax()) or best[0] - best[1] < 2 * atol
 
 
-def harness(model_dir: Path, feature_layers: tuple[int, ...], pages: int) -> Harness:
-    target = HFTarget(model_dir, dtype="float32", page_size=PAGE, pages=pages, feature_layers=feature_layers)
+def harness(model_dir: Path, feature_layers: tuple[int, ...], pages: int, dtype: str = "float32") -> Harness:
+    target = HFTarget(model_dir, dtype=dtype, page_size=PAGE, pages=pages, feature_layers=feature_layers)
     return Harness(target, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval())
 
 
-SIZES = dict(
-    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128, eos_token_id=2, initializer_range=0.3, tie_word_embeddings=False,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "eos_token_id": 2, "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 TINY = {
     "llama": lambda: LlamaConfig(**SIZES),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16),
@@ -241,6 +242,3 @@ def smollm_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm(smollm_dir: Path) -> Harness:
     return harness(smollm_dir, feature_layers=(1, 14, 29), pages=128)
-
-
-__all__ = ["Harness", "VerifyResult"]

@@ -13,7 +13,7 @@ from ddtree.verifier.dtype import choose_dtype
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.pool import KVPool
 
-OPTIONS = dict(device="cpu", page_size=4, pages=3, feature_layers=(1,), threads=1)
+OPTIONS = {"device": "cpu", "page_size": 4, "pages": 3, "feature_layers": (1,), "threads": 1}
 
 
 def test_hf_loads_by_name(tiny_dir: Callable[[str], Path]) -> None:

@@ -154,6 +154,13 @@ def test_a_row_that_is_not_finite_is_marked_and_spoils_no_other_sequence(tiny_di
     h.check_rows(b, [], good, atol=5e-5)
 
 
+def test_bfloat16_stays_near_float32(tiny_dir: Callable[[str], Path]) -> None:
+    h, half = (harness(tiny_dir("llama"), feature_layers=(0, 2), pages=16, dtype=d) for d in ("float32", "bfloat16"))
+    exact, rounded = (x.step(Piece(x.sequence(16), PROMPT))[0].features for x in (h, half))
+    assert half.target.pool.k.dtype == torch.bfloat16
+    assert (exact - rounded).norm() < 0.02 * exact.norm()
+
+
 def test_errors_name_what_is_wrong(tiny_dir: Callable[[str], Path], tiny: Harness) -> None:
     with pytest.raises(ValueError, match=r"feature layers \[3, 9\] do not exist; .* layers 0 to 2"):
         harness(tiny_dir("llama"), feature_layers=(0, 3, 9), pages=4)

@@ -41,7 +41,7 @@ def test_a_wrong_free_is_refused_whole(wrong: list[int]) -> None:
     allocator = PageAllocator(4, 16)
     taken = allocator.allocate(4)
     allocator.free([0, 3])
-    with pytest.raises(ValueError, match="KV page -?\\d+ is (freed twice|not one of the 4 of this pool)"):
+    with pytest.raises(ValueError, match=r"KV page -?\d+ is (freed twice|not one of the 4 of this pool)"):
         allocator.free(wrong)
     assert allocator.free_pages == 2
     allocator.free([p for p in taken if p not in (0, 3)])

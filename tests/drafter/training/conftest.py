@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ddtree.drafter.training import TrainOptions
 
 TEMPLATE = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 
 import torch
+
 from ddtree.drafter.training import ops, triton_ops
 
 
@@ -32,14 +33,14 @@ def decode_attention(device: str, dtype: torch.dtype) -> None:
 
 
 def gumbel_argmax(device: str) -> None:
-    rows = 4000
+    rows = 4000 if device == "cuda" else 600  # the interpreter is slow
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]], device=device).log().repeat(rows, 1)
     step = torch.tensor([7], device=device)
     for temperature in (1.0, 0.5):
         heat = torch.full((rows,), temperature, device=device)
         drawn = triton_ops.gumbel_argmax(logits, heat, step)
         wanted = (logits[0] / temperature).softmax(-1)
-        close(f"gumbel_argmax frequencies at {temperature}", drawn.bincount(minlength=4) / rows, wanted, 0.035)
+        close(f"gumbel_argmax frequencies at {temperature}", drawn.bincount(minlength=4) / rows, wanted, 2 / rows**0.5)
     other = triton_ops.gumbel_argmax(logits, heat, step + 1)
     assert not torch.equal(drawn, other), "another step must draw other noise"
     wide = torch.randn(8, 5000, device=device)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
+
 from ddtree.drafter.config import DrafterInfo
-from ddtree.drafter.training import TrainOptions
-from ddtree.drafter.training.pipeline import train_drafter
+from ddtree.drafter.training import TrainOptions, train_drafter
 
 
 class Interrupt(Exception):
@@ -33,17 +32,19 @@ class Recorder:
 
 def test_interrupted_run_continues_and_publishes(options: TrainOptions) -> None:
     with pytest.raises(Interrupt):
-        train_drafter(options, Recorder("train started"))
+        train_drafter(options, Recorder("train step 0"))
     shards = {p.name: p.stat().st_mtime_ns for p in (options.out_dir / "answers").iterdir()}
+    middle = Recorder("sampled")  # the first line after a validation
     with pytest.raises(Interrupt):
-        train_drafter(options, Recorder("train step"))  # the state of this moment is not yet saved
-    with pytest.raises(Interrupt):
-        train_drafter(dataclasses.replace(options, save_seconds=0.5), Recorder("loss"))
+        train_drafter(options, middle)
+    stopped = int(middle.lines[-1][2].split(",")[0].removeprefix("step "))
     last = Recorder()
     checkpoint = train_drafter(options, last)
     assert shards == {p.name: p.stat().st_mtime_ns for p in (options.out_dir / "answers").iterdir()}
-    assert last.stages() == {"train", "publish", "answers"}
+    first = next(message for stage, _, message in last.lines if stage == "train")
+    assert first.startswith(f"step {stopped},") and first.endswith("resumed")
     metrics = [json.loads(line) for line in (options.out_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics] == sorted({m["step"] for m in metrics})
     assert metrics[-1]["seconds"] >= options.training
     print(last.lines, metrics)
     info = DrafterInfo.read(checkpoint)

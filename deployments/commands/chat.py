@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from ddtree.deployments.bench_view import histogram
-from ddtree.deployments.client import TIMEOUT, ServerError, chat_body, get_json, stream_chat
+from ddtree.deployments.commands.bench_view import histogram
+from ddtree.deployments.commands.client import TIMEOUT, ServerError, chat_body, get_json, stream_chat
 
 HELP = "Type a message. /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ddtree.deployments.cli_training import train_drafter
+from ddtree.deployments.commands.train import train_drafter
 
 app = typer.Typer(
     help="Speculative decoding with draft trees, output provably the target model's own.",
@@ -36,7 +36,7 @@ def serve(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of the file's port.")] = None,
 ) -> None:
     """Check a configuration, prepare its model and serve until interrupted."""
-    from ddtree.deployments.launch import run_forever
+    from ddtree.deployments.commands.launch import run_forever
 
     def ready(url: str, model: str) -> None:
         question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
@@ -69,7 +69,7 @@ def chat(
     compare: Annotated[bool, typer.Option(help="Answer every message plain, then speculative.")] = False,
 ) -> None:
     """Talk to a running server and see the tokens gained per round."""
-    from ddtree.deployments.chat import ChatOptions, run_chat
+    from ddtree.deployments.commands.chat import ChatOptions, run_chat
 
     with _faults():
         run_chat(ChatOptions(url, budget, temperature, max_tokens, seed, compare), console)
@@ -88,9 +88,9 @@ def bench(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Run every prompt plain and speculative against a running server and compare."""
-    from ddtree.deployments.bench import BenchOptions, run_bench
-    from ddtree.deployments.bench_view import show
-    from ddtree.deployments.prompts import read_prompts
+    from ddtree.deployments.commands.bench import BenchOptions, run_bench
+    from ddtree.deployments.commands.bench_view import show
+    from ddtree.deployments.commands.prompts import read_prompts
 
     with _faults():
         texts = read_prompts(prompts, limit)
@@ -111,7 +111,7 @@ def doctor() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ddtree.deployments.doctor import CONFIG, can_serve, examine
+    from ddtree.deployments.commands.doctor import CONFIG, can_serve, examine
 
     checks = examine()
     table = Table(box=None)
@@ -132,7 +132,7 @@ app.command("train-drafter")(train_drafter)
 @contextmanager
 def _faults() -> Iterator[None]:
     """Turn the errors that a person can act on into one line and exit code 1."""
-    from ddtree.deployments.client import ServerError
+    from ddtree.deployments.commands.client import ServerError
     from ddtree.verifier.embedded import EmbeddedModelError
 
     try:
@@ -162,7 +162,8 @@ def _steps() -> Iterator[Callable[[str, int, int], None]]:
     try:
         yield progress
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ddtree.deployments.text import Detokenizer, StopScanner, TextStream
+from ddtree.deployments.api.text import Detokenizer, StopScanner, TextStream
 
 TEXTS = [
     "The capital of France is Paris.",

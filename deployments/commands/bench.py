@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
-from ddtree.deployments.client import TIMEOUT, chat_body, get_json, post_chat
-from ddtree.deployments.machine import Machine
+from ddtree.deployments.commands.client import TIMEOUT, chat_body, get_json, post_chat
+from ddtree.deployments.commands.machine import Machine
 from ddtree.deployments.requests import STAGES
 
 MODES = ("plain", "speculative")

@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from ddtree.drafter.training.options import TrainOptions
+from ddtree.drafter.training import TrainOptions
+from ddtree.drafter.training import train_drafter as train
 
 TARGET = "smollm2-135m-instruct"
 
 
 def train_drafter(**options: Any) -> None:
     """Train a drafter for a target: prompts, the target's answers, training, a checkpoint with its model card."""
-    from ddtree.drafter.training import train_drafter as train
     from ddtree.verifier.model_dir import resolve
 
     console = Console()
@@ -31,11 +31,11 @@ def train_drafter(**options: Any) -> None:
         chosen = TrainOptions(**given)
         columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*columns, TextColumn("{task.fields[message]}"), console=console) as progress:
-            train(chosen, _bars(progress))
+            result = train(chosen, _bars(progress))
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    console.print(f"written to {chosen.out_dir}", soft_wrap=True)
+    console.print(f"the result is in {result}", soft_wrap=True)
 
 
 def _bars(progress: Progress) -> Callable[[str, float, str], None]:

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from ddtree.deployments.api.text import Decoder, TextStream
 from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats
-from ddtree.deployments.text import Decoder, TextStream
 
 
 class EngineClient(Protocol):

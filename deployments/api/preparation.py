@@ -10,9 +10,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree.deployments.api_errors import ApiError, BadRequest
-from ddtree.deployments.api_types import ChatRequest, CompletionRequest, GenerationFields
-from ddtree.deployments.generation import TextRequest
+from ddtree.deployments.api.errors import ApiError, BadRequest
+from ddtree.deployments.api.generation import TextRequest
+from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields
 from ddtree.deployments.requests import GenerationRequest, SamplingParams
 
 

@@ -25,13 +25,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ddtree.deployments.api_body import read_json
-from ddtree.deployments.api_errors import ApiError, from_engine
-from ddtree.deployments.api_types import ChatRequest, CompletionRequest, GenerationFields, parse
-from ddtree.deployments.generation import EngineClient, TextEvent, TextRequest, generate_all
-from ddtree.deployments.openai_answers import AnswerWriter
-from ddtree.deployments.openai_requests import ApiSettings, Preparation
-from ddtree.deployments.sse import ClientGone, EventStream, while_connected
+from ddtree.deployments.api.answers import AnswerWriter
+from ddtree.deployments.api.body import read_json
+from ddtree.deployments.api.errors import ApiError, from_engine
+from ddtree.deployments.api.generation import EngineClient, TextEvent, TextRequest, generate_all
+from ddtree.deployments.api.preparation import ApiSettings, Preparation
+from ddtree.deployments.api.sse import ClientGone, EventStream, while_connected
+from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields, parse
 
 __all__ = ["ApiSettings", "create_app"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ddtree.deployments.api_errors import BadRequest
+from ddtree.deployments.api.errors import BadRequest
 
 MAX_STOP = 16
 INT64 = 2**63
@@ -198,7 +198,8 @@ def parse(kind: type[R], body: dict[str, Any]) -> R:
 def _explain(error: ValidationError) -> BadRequest:
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "extra_forbidden"), details[0])
-    loc = [part for part in first["loc"] if part != "str" and not str(part).startswith("list[")]  # without union tags
+    tags = [part for part in first["loc"][1:] if part == "str" or str(part).startswith("list[")]  # of unions
+    loc = [*first["loc"][:1], *(part for part in first["loc"][1:] if part not in tags)]
     reason = first["msg"]
     if first["type"] == "value_error":
         cause = first["ctx"]["error"].args
@@ -211,5 +212,5 @@ def _explain(error: ValidationError) -> BadRequest:
         reason = "must be a JSON object"
     else:
         reason = f"is wrong: {reason[0].lower()}{reason[1:]}"
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     return BadRequest(f"'{param}' {reason}.", param or None)

@@ -143,7 +143,8 @@ def wait_until(condition: Any, seconds: float) -> bool:
 def test_a_client_that_leaves_a_stream_frees_its_slots(server: str, prompt: Any) -> None:
     body = {"prompt": prompt, "max_tokens": 2000, "temperature": 1, "stream": True}
     with httpx.stream("POST", f"{server}/v1/completions", json=body, timeout=120) as response:
-        assert next(response.iter_lines()).startswith("data: ")
+        lines = response.iter_lines()  # held: a forgotten iterator closes the stream
+        assert next(lines).startswith("data: ")
         assert not idle(server)
     assert wait_until(lambda: idle(server), 15)
 

@@ -85,7 +85,9 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port") from None
+            raise ConfigError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port"
+            ) from None
 
 
 def _environment() -> dict[str, str]:
@@ -98,7 +100,9 @@ def _wait(child: subprocess.Popen[bytes], url: str, drafting: bool) -> str:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
-            raise ConfigError(f"`serve run` ended with code {child.returncode} before the service was up; see its output above")
+            raise ConfigError(
+                f"`serve run` ended with code {child.returncode} before the service was up; see its output above"
+            )
         try:
             health = httpx.get(f"{url}/health", timeout=5)
             if health.status_code == 200 and (health.json()["drafters"] or not drafting):

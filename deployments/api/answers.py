@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddtree.deployments.api_responses import Answer, Choice, Usage, figures
-from ddtree.deployments.api_types import ChatRequest, GenerationFields
-from ddtree.deployments.generation import TextEvent, TextRequest
+from ddtree.deployments.api.generation import TextEvent, TextRequest
+from ddtree.deployments.api.responses import Answer, Choice, Usage, figures
+from ddtree.deployments.api.types import ChatRequest, GenerationFields
 
 
 @dataclass

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
-from ddtree.deployments.machine import Machine, installed
+from ddtree.deployments.commands.machine import Machine, installed
 
 CONFIG = "smollm2-cpu.yaml"  # what `needed` is about
 MEMORY_GIB = 4  # weights, KV pool and four Python processes with torch
@@ -95,10 +96,9 @@ def _models(network: bool) -> Iterator[Check]:
 
 def _fits() -> Iterator[Check]:
     """Check the shipped configuration, its drafter and its target against each other."""
-    import ddtree.configs
     from ddtree.deployments import config, models
 
-    path = Path(next(iter(ddtree.configs.__path__))) / CONFIG
+    path = Path(str(files("ddtree.configs") / CONFIG))
     try:
         found = models.find(config.load(path))
     except (ValueError, OSError) as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
-from ddtree.deployments.api_errors import ApiError, BadRequest
+from ddtree.deployments.api.errors import ApiError, BadRequest
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:

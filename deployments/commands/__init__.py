@@ -1,0 +1,1 @@
+"""The command line `ddtree` and what its commands do."""

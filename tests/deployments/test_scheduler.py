@@ -1,0 +1,121 @@
+"""Policy alone: pages are never shared or lost, rows stay within budget, and the oldest request always gets on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtree.deployments.requests import GenerationRequest, SamplingParams
+from ddtree.deployments.scheduler import Entry, Limits, QueueFull, Scheduler
+from ddtree.deployments.sequence import Sequence
+from ddtree.verifier.pages import PageAllocator
+
+PAGE = 4
+LIMITS = Limits(max_sequences=4, max_waiting=50, prefill_rows=8, max_positions=64, horizon=5, rebuild_window=6)
+
+
+def sequence(name: str, prompt: int, max_tokens: int, budget: int, stop: tuple[int, ...] = ()) -> Sequence:
+    ids = tuple(range(10, 10 + prompt))
+    return Sequence(GenerationRequest(name, ids, max_tokens, stop, SamplingParams(), budget), 0.0)
+
+
+def play(scheduler: Scheduler, entry: Entry, accepted: int) -> None:
+    """What a round does to a sequence: its rows are computed, and tokens appended when the target draws."""
+    seq = entry.sequence
+    length = 1 + min(accepted, entry.budget) if seq.decoding else entry.rows
+    drawn = [7] * length if seq.decoding else [7] * entry.finishes
+    seq.computed += length
+    if drawn and seq.append(drawn)[1]:
+        scheduler.finish(seq)
+
+
+shapes = st.lists(st.tuples(st.integers(1, 24), st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=8)
+
+
+@given(shapes, st.integers(13, 40), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_every_request_ends_and_every_page_comes_back(
+    wanted: list[tuple[int, int, int]], pages: int, random: object
+) -> None:
+    scheduler = Scheduler(PageAllocator(pages, PAGE), LIMITS)
+    sequences = [sequence(f"s{i}", *shape) for i, shape in enumerate(wanted)]
+    for seq in sequences:
+        scheduler.add(seq)
+    for _ in range(3000):
+        entries = scheduler.plan()
+        if not entries:
+            break
+        held = [page for seq in scheduler.running for page in seq.pages]
+        assert len(held) == len(set(held)), "a page has one owner"
+        assert len(held) + scheduler.pages.free_pages == pages
+        assert sum(e.rows for e in entries if not e.sequence.decoding) <= LIMITS.prefill_rows
+        assert [e.sequence.decoding for e in entries] == sorted((e.sequence.decoding for e in entries), reverse=True)
+        for entry in entries:
+            assert len(entry.sequence.pages) * PAGE >= entry.sequence.computed + entry.rows, "its rows have slots"
+        for entry in entries:
+            play(scheduler, entry, random.randint(0, 6))  # type: ignore[attr-defined]
+    assert not scheduler.running and not scheduler.waiting
+    assert scheduler.pages.free_pages == pages
+    assert all(seq.generated == seq.request.max_tokens for seq in sequences)
+
+
+def test_the_oldest_takes_pages_from_the_newest() -> None:
+    scheduler = Scheduler(PageAllocator(4, PAGE), LIMITS)
+    old, new = sequence("old", 8, 20, 0), sequence("new", 8, 20, 0)
+    for seq in (old, new):
+        scheduler.add(seq)
+    for _ in range(3):
+        for entry in scheduler.plan():
+            play(scheduler, entry, 0)
+    assert old.computed > 8 and not new.pages and new.computed == 0, "new gave its pages up and is computed again later"
+
+
+def test_a_long_prompt_shares_the_row_budget_in_order_of_arrival() -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    long, short = sequence("long", 20, 4, 0), sequence("short", 3, 4, 0)
+    scheduler.add(long)
+    scheduler.add(short)
+    seen = []
+    for _ in range(3):
+        entries = scheduler.plan()
+        seen.append({e.sequence.id: e.rows for e in entries})
+        for entry in entries:
+            play(scheduler, entry, 0)
+    assert seen == [{"long": 8}, {"long": 8}, {"long": 4, "short": 3}]
+
+
+def test_no_tree_reaches_past_the_context_or_the_last_token() -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    near_the_end, one_left = sequence("a", LIMITS.max_positions - 4, 9, 6), sequence("b", 3, 2, 6)
+    for seq in (near_the_end, one_left):
+        scheduler.add(seq)
+    entries: list[Entry] = []
+    while not (near_the_end.decoding and one_left.decoding):
+        entries = scheduler.plan()
+        for entry in [e for e in entries if not e.sequence.decoding]:
+            play(scheduler, entry, 0)
+    assert all(e.budget == 0 for e in scheduler.plan())
+
+
+def test_the_queue_is_bounded() -> None:
+    scheduler = Scheduler(PageAllocator(4, PAGE), LIMITS)
+    for i in range(LIMITS.max_waiting):
+        scheduler.add(sequence(f"s{i}", 1, 1, 0))
+    with pytest.raises(QueueFull, match="50 requests are waiting"):
+        scheduler.add(sequence("late", 1, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "taken", "reason"),
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 9, 3], [1, 9], "stop"),
+        ([1, 2, 3, 4], [1, 2, 3], "length"),
+        ([1, 2, 9], [1, 2, 9], "stop"),
+    ],
+)
+def test_a_round_ends_where_the_request_does(tokens: list[int], taken: list[int], reason: str | None) -> None:
+    seq = sequence("s", 2, 3, 0, stop=(9,))
+    assert seq.append(tokens) == (taken, reason)
+    assert seq.generated == len(taken)

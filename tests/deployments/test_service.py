@@ -1,0 +1,167 @@
+"""The running service on the real model: lossless, batched, and indifferent to a drafter's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+import yaml
+from openai import OpenAI
+from ray import serve
+
+from ddtree.deployments.commands.prompts import read_prompts
+
+from ..conftest import REPOSITORY, Deployment
+
+PROMPTS = read_prompts(REPOSITORY / "tests/data/prompts.jsonl", None)
+
+
+def ask(url: str, prompt: str, budget: int, max_tokens: int = 48, **more: Any) -> dict[str, Any]:
+    body = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ddtree": {"budget": budget, "return_token_ids": True},
+        **more,
+    }
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    figures: dict[str, Any] = answer.json()["ddtree"]
+    return figures
+
+
+@pytest.fixture(scope="module")
+def cluster(deployment: Deployment) -> Iterator[str]:
+    """This process as a client of the service's Ray cluster; the address of its dashboard."""
+    context = ray.init(address="auto", log_to_driver=False)
+    yield f"http://{context.dashboard_url}"
+    ray.shutdown()
+
+
+def health(url: str) -> dict[str, Any]:
+    status: dict[str, Any] = httpx.get(f"{url}/health", timeout=30).json()
+    return status
+
+
+def test_paris(server: str) -> None:
+    client = OpenAI(base_url=f"{server}/v1", api_key="none")
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize("prompt", PROMPTS[:8], ids=lambda p: p[:20])
+def test_greedy_is_plain_and_drafts_pay(server: str, prompt: str) -> None:
+    plain, drafted = ask(server, prompt, 0), ask(server, prompt, 16)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["rounds"] <= plain["rounds"]
+    assert drafted["fallback_rounds"] == 0
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.8}, {"temperature": 1.2, "top_p": 0.9}, {"temperature": 0.8, "top_k": 20}]
+)
+def test_sampled_is_plain_with_the_same_seed(server: str, sampling: dict[str, float]) -> None:
+    for i, prompt in enumerate(PROMPTS[8:11]):
+        outputs = [ask(server, prompt, budget, 32, seed=i, **sampling)["token_ids"] for budget in (0, 8, 63)]
+        assert outputs[1] == outputs[0] and outputs[2] == outputs[0]
+    other = ask(server, PROMPTS[8], 8, 32, seed=99, **sampling)["token_ids"]
+    assert other != ask(server, PROMPTS[8], 8, 32, seed=0, **sampling)["token_ids"]
+
+
+def test_eight_at_once_equal_their_solo_runs(server: str) -> None:
+    budgets = [0, 16, 8, 32, 16, 63, 4, 16]
+    jobs = [(PROMPTS[11 + i], budget, 0.8 if i % 2 else 0.0) for i, budget in enumerate(budgets)]
+    solo = [ask(server, p, b, 32, temperature=t, seed=5)["token_ids"] for p, b, t in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        crowd = list(
+            pool.map(lambda job: ask(server, job[0], job[1], 32, temperature=job[2], seed=5)["token_ids"], jobs)
+        )
+    assert crowd == solo
+
+
+def test_a_killed_drafter_costs_no_token(server: str, cluster: str) -> None:
+    prompt = "Write a long story about a lighthouse keeper and the sea."
+    expected = ask(server, prompt, 0, 120)["token_ids"]
+    before = health(server)["drafters"]
+    drafter = serve.get_deployment_handle("Drafter", "ddtree")
+    pid = drafter.pid.remote().result(timeout_s=30)
+
+    def kill() -> None:
+        time.sleep(0.7)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    figures = ask(server, prompt, 16, 120)
+    killer.join()
+    assert figures["token_ids"] == expected
+    assert figures["fallback_rounds"] > 0, "it was killed in the middle"
+    assert figures["accepted_tokens"] > 0
+    deadline = time.monotonic() + 90
+    while health(server)["drafters"] in ([], before):
+        assert time.monotonic() < deadline, "Serve did not replace the drafter"
+        time.sleep(1)
+    again = ask(server, prompt, 16, 120)
+    assert again["token_ids"] == expected and again["fallback_rounds"] == 0
+
+
+def scale_drafters(deployment: Deployment, replicas: int, dashboard: str, folder: Path) -> None:
+    """`serve deploy` of the same configuration with another number of drafters."""
+    document = yaml.safe_load(deployment.config.read_text())
+    document["applications"][0]["deployments"] = [{"name": "Drafter", "num_replicas": replicas}]
+    path = folder / "scaled.yaml"
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", dashboard]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    deadline = time.monotonic() + 90
+    while len(health(deployment.url)["drafters"]) != replicas:
+        assert time.monotonic() < deadline, f"{health(deployment.url)} after scaling to {replicas}"
+        time.sleep(0.5)
+
+
+def test_drafters_join_and_leave_a_running_service(deployment: Deployment, cluster: str, tmp_path: Path) -> None:
+    """Nothing else restarts, running streams go on, no token changes."""
+    prompts = PROMPTS[20:23]
+    expected = [ask(deployment.url, prompt, 0, 60)["token_ids"] for prompt in prompts]
+    rounds = health(deployment.url)["rounds"]
+    with ThreadPoolExecutor(3) as pool:
+        for replicas in (2, 1):
+            running = [pool.submit(ask, deployment.url, prompt, 16, 60) for prompt in prompts]
+            scale_drafters(deployment, replicas, cluster, tmp_path)
+            assert [answer.result()["token_ids"] for answer in running] == expected
+            after = list(pool.map(lambda prompt: ask(deployment.url, prompt, 16, 60), prompts))
+            assert [answer["token_ids"] for answer in after] == expected
+            assert sum(answer["fallback_rounds"] for answer in after) == 0
+    assert health(deployment.url)["rounds"] > rounds, "the router is the one that was there before"
+
+
+def test_a_client_that_leaves_frees_its_pages(server: str) -> None:
+    body = {
+        "messages": [{"role": "user", "content": PROMPTS[0]}],
+        "max_tokens": 2000,
+        "stream": True,
+        "temperature": 1.5,
+    }
+    with httpx.stream("POST", f"{server}/v1/chat/completions", json=body, timeout=60) as stream:
+        for i, _ in enumerate(stream.iter_lines()):
+            if i > 4:
+                break
+    deadline = time.monotonic() + 20
+    while (status := health(server))["running"] or status["kv_pages"]["free"] != status["kv_pages"]["total"]:
+        assert time.monotonic() < deadline, status
+        time.sleep(0.3)

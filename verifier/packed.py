@@ -1,0 +1,48 @@
+"""Linear layers whose weight lies as oneDNN's kernels read it, so that no call reorders it first. Knows no model.
+
+Measured on one core for the 210 matrices of SmolLM2-135M, packed against plain: bfloat16 1.4 to 2 times as fast at 1 to
+33 rows, with the same bits; float32 1.4 to 1.9 times at 5 to 33 rows, equal up to the order of summation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_ROWS_HINT = 16  # any hint from 8 to 64 gives the same layout and speed; 1 gives a slow one for float32
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on a CPU: x [..., in] → [..., out]."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        self._bias: Tensor | None = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.numel():
+            return x.new_empty((*x.shape[:-1], self.out_features))
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch has the operators, which it uses in compiled code itself but does not promise to anyone."""
+    return (
+        device.type == "cpu"
+        and dtype in (torch.float32, torch.bfloat16)
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Replace every linear layer inside `module` by a packed one, in place."""
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, PackedLinear(child))
+        else:
+            pack_linears(child)
