@@ -71,8 +71,8 @@ class Scheduler:
             sequence.restart_prefill()
 
     def rebuild_context(self, sequence: Sequence) -> None:
-        """Turn the last tokens of a decoding sequence into a prefill chunk, whose features give a new drafter its context."""
-        sequence.computed = max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window)
+        """Have the last tokens computed once more, as a prompt is: their features give a new drafter its context."""
+        sequence.computed = min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
         sequence.context, sequence.restart = sequence.computed, True
 
     def plan(self) -> list[Entry]:

@@ -89,9 +89,9 @@ class HFTarget:
         self._model = _load(Path(model_dir), self.dtype, self.device)
         self._decoder = self._model.get_decoder()
         self._lm_head = self._model.get_output_embeddings()
-        self._feature_layers = tuple(feature_layers)
-        self.feature_size = len(self._feature_layers) * self.info.hidden_size
-        for i in set(self._feature_layers) - {self.info.num_layers - 1}:
+        self.feature_layers = tuple(feature_layers)
+        self.feature_size = len(self.feature_layers) * self.info.hidden_size
+        for i in set(self.feature_layers) - {self.info.num_layers - 1}:
             self._decoder.layers[i].register_forward_hook(_keep_output, with_kwargs=True)
         self.pool = KVPool(
             layers=self.info.num_layers,
@@ -120,7 +120,7 @@ class HFTarget:
             ddtree=step,
         ).last_hidden_state[0]
         step.features[self.info.num_layers - 1] = hidden
-        kept = [step.features[i] for i in self._feature_layers]
+        kept = [step.features[i] for i in self.feature_layers]
         features = torch.cat(kept, dim=-1) if kept else hidden[:, :0]
         wanted = batch.sampling.row.long()
         logits = self._lm_head(hidden[wanted])

@@ -118,7 +118,7 @@ def make_answers(
     try:
         for answer in decoder.generate(iter(jobs), begun + total - spent):
             prompt_length, source = len(answer.job.prompt), jobs.sources.pop(answer.job.key)
-            row = answer.tokens.astype(store.dtype)
+            row: Tokens = answer.tokens.astype(store.dtype)
             fresh.add(row, prompt_length, answer.job.temperature, source)
             jobs.answered(row, prompt_length, source)
             tokens, count, now = tokens + len(row) - prompt_length, count + 1, time.time()

@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for the norms, on fp32 masters of a bf16 model (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+"""Muon for the matrices, AdamW for the norms, on fp32 masters of a bf16 model (Jordan et al. 2024).
 
 torch.optim.Muon orthogonalises one matrix at a time; here all matrices of a shape go through Newton-Schulz in one batch.
 """
@@ -28,9 +28,10 @@ class Optimiser:
     """Steps the masters and copies them into the model's parameters."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, norm_lr: float, decay: float) -> None:
-        self.params, self.lr, self.norm_lr, self.decay = list(params), lr, norm_lr, decay
-        self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.params]
-        self.groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        self.params: list[Tensor] = list(params)
+        self.lr, self.norm_lr, self.decay = lr, norm_lr, decay
+        self.masters: list[Tensor] = [nn.Parameter(p.detach().float().clone()) for p in self.params]
+        self.groups: dict[tuple[int, ...], list[Tensor]] = {}
         for master in self.masters:
             if master.ndim == 2:
                 self.groups.setdefault(tuple(master.shape), []).append(master)

@@ -76,8 +76,8 @@ class _Run:
             return
         answers, _ = self.store.load()
         train, validation = split(answers, o.validation_every)
-        rows = (pack_rows(answers, side, o.context, o.seed, self.device) for side in (train, validation))
-        trainer = Trainer(o, self._config(), self.target, *rows, folder=self.out)
+        rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in (train, validation)]
+        trainer = Trainer(o, self._config(), self.target, rows[0], rows[1], folder=self.out)
         trainer.fit(self.report)
         publish.save_checkpoints(trainer.finished_model(), self.out)
         del trainer
@@ -141,6 +141,7 @@ class _Run:
         spread = (min(max(i, 0), count - 1) for i in default_target_layer_ids(count, 5))
         mask = choose_mask_token(self.tokenizer, self.vocab) if o.mask_token_id is None else o.mask_token_id
         rope = getattr(c, "rope_parameters", None) or {}
+        theta: Any = rope.get("rope_theta") or getattr(c, "rope_theta", 10000.0)
         return DrafterConfig(
             hidden_size=c.hidden_size,
             intermediate_size=c.intermediate_size,
@@ -154,7 +155,7 @@ class _Run:
             block_size=o.block,
             mask_token_id=mask,
             max_positions=c.max_position_embeddings,
-            rope=Rope(theta=float(rope.get("rope_theta") or getattr(c, "rope_theta", 10000.0))),
+            rope=Rope(theta=float(theta)),
             rms_norm_eps=float(c.rms_norm_eps),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,13 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
 
 def pack(rows: Sequence[Sequence[int] | Tokens], dtype: type) -> tuple[Tokens, NDArray[np.int64]]:
     """`(values, offsets)`: row i is `values[offsets[i]:offsets[i + 1]]`."""
-    values = [np.asarray(row, dtype) for row in rows]
+    values: list[Tokens] = [np.asarray(row, dtype) for row in rows]
     return np.concatenate([np.zeros(0, dtype), *values]), np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
 
 def unpack(values: Tokens, offsets: NDArray[np.int64]) -> list[Tokens]:
     """The rows again, as views."""
-    return [values[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [values[a:b] for a, b in itertools.pairwise(offsets)]
 
 
 def save_arrays(path: Path, **arrays: Any) -> None:

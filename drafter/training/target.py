@@ -34,8 +34,8 @@ class Target:
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register(ATTENTION, _attention)
-        model = AutoModelForCausalLM.from_pretrained(str(target_dir), dtype=dtype, attn_implementation=ATTENTION)
-        self.model: Any = model.to(device).eval().requires_grad_(False)
+        model: Any = AutoModelForCausalLM.from_pretrained(str(target_dir), dtype=dtype, attn_implementation=ATTENTION)
+        self.model = model.to(device).eval().requires_grad_(False)
         self.config, self.device, self.dtype = model.config, device, dtype
         _check(self.config)
         body = model.get_decoder() if hasattr(model, "get_decoder") else model.model

@@ -3,6 +3,7 @@
 Raw launches; ops.py has the contracts and the references, and chooses between them.
 """
 
+# mypy: disable-error-code="no-untyped-def, attr-defined"
 from __future__ import annotations
 
 import torch

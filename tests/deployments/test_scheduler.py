@@ -85,6 +85,20 @@ def test_a_long_prompt_shares_the_row_budget_in_order_of_arrival() -> None:
     assert seen == [{"long": 8}, {"long": 8}, {"long": 4, "short": 3}]
 
 
+def test_a_context_rebuilt_in_the_middle_of_a_prompt_skips_no_row() -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    seq = sequence("s", 20, 4, 3)
+    scheduler.add(seq)
+    play(scheduler, scheduler.plan()[0], 0)
+    assert seq.computed == 8
+    scheduler.rebuild_context(seq)
+    assert seq.computed == seq.context == 8
+    while not seq.decoding:
+        play(scheduler, scheduler.plan()[0], 0)
+    scheduler.rebuild_context(seq)
+    assert seq.computed == seq.context == len(seq.tokens) - 1 - LIMITS.rebuild_window
+
+
 def test_no_tree_reaches_past_the_context_or_the_last_token() -> None:
     scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
     near_the_end, one_left = sequence("a", LIMITS.max_positions - 4, 9, 6), sequence("b", 3, 2, 6)

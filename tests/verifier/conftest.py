@@ -179,7 +179,7 @@ class Harness:
     def oracle(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
         """Features [F] and logits [V] that a plain causal forward over `tokens` has at the last of them."""
         out = self.model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
-        wanted = [out.hidden_states[i + 1][0, -1] for i in self.target._feature_layers]
+        wanted = [out.hidden_states[i + 1][0, -1] for i in self.target.feature_layers]
         return torch.cat(wanted), out.logits[0, -1]
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ def close(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float) 
 
 
 def decode_attention(device: str, dtype: torch.dtype) -> None:
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
     for heads, kv_heads, dim, size in ((9, 3, 64, 200), (4, 4, 32, 65), (16, 1, 128, 64)):
         pos = torch.tensor([0, 1, 63, size - 1], device=device)
         q = torch.randn(4, heads, dim, device=device, dtype=dtype)
@@ -56,7 +56,7 @@ def cross_entropy(device: str, dtype: torch.dtype) -> None:
     close("row_logsumexp", lse, teacher.float().logsumexp(-1), 1e-4)
     row = torch.tensor([0, 1, 2, 3, 1, 2], device=device, dtype=torch.int32)
     label = torch.randint(0, 5000, (6,), device=device)
-    label[0] = logits[0].argmax()
+    logits[0, label[0]] = 20.0  # a hit beyond doubt
     weight, soft = torch.rand(6, device=device), torch.tensor([0, 1, 0.5, 0, 1, 0.3], device=device)
     weight[5] = 0.0
     loss, hit, grad = ops.cross_entropy_reference(logits, teacher, lse, row, label, weight, soft)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.training import TrainOptions, train_drafter
+from ddtree.drafter.training.answers import AnswerStore
+from ddtree.drafter.training.decoder import Decoder, Job
+from ddtree.drafter.training.masks import DocumentMask
+from ddtree.drafter.training.rows import pack_rows, split
+from ddtree.drafter.training.target import Target, causal
+from ddtree.drafter.training.trainer import Trainer
 
 
 class Interrupt(Exception):
@@ -46,6 +58,95 @@ def test_interrupted_run_continues_and_publishes(options: TrainOptions) -> None:
     metrics = [json.loads(line) for line in (options.out_dir / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics] == sorted({m["step"] for m in metrics})
     assert metrics[-1]["seconds"] >= options.training
-    print(last.lines, metrics)
+    check_published(options, checkpoint, metrics)
+    again = Recorder()
+    assert train_drafter(options, again) == checkpoint
+    assert again.stages() == {"publish"}, "nothing is left to do but to say the figures"
+
+
+def check_published(options: TrainOptions, checkpoint: Path, metrics: list[dict[str, Any]]) -> None:
+    out = options.out_dir
     info = DrafterInfo.read(checkpoint)
-    assert info.target_layer_ids == (1, 2, 3) and info.mask_token_id == 4
+    assert (info.target_layer_ids, info.mask_token_id, info.block_size) == ((1, 2, 3), 4, options.block)
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    card = (checkpoint / "README.md").read_text()
+    assert "license: apache-2.0" in card and "base_model" in card and "| chat |" in card and "tmp" not in card
+    assert (out / "checkpoint-int8" / "README.md").read_text() == card
+    sizes = [(out / form / "model.safetensors").stat().st_size for form in ("checkpoint-int8", "checkpoint")]
+    assert sizes[0] < 0.75 * sizes[1]
+    evaluation = json.loads((out / "evaluation.json").read_text())
+    assert set(evaluation) == {"validation", "validation_bf16", "held_out"}
+    for row in evaluation["validation"].values():
+        columns = [row[c] for c in ("chain", "8", "16", "32", "63")]
+        assert columns == sorted(columns) and columns[0] >= 1.0
+    # the published weights take unscaled features and still do what the trained ones did
+    target = Target(options.target_dir, torch.device("cpu"), torch.float32)
+    answers, _ = AnswerStore(out / "answers", np.uint16).load()
+    train, validation = split(answers, options.validation_every)
+    rows = [pack_rows(answers, side, options.context, options.seed, target.device) for side in (train, validation)]
+    model = load_published(checkpoint, dtype=torch.float32)
+    trainer = Trainer(options, model.config, target, *rows, folder=out / "again")
+    trainer.model, trainer.feature_size = model, torch.ones(model.fc.weight.shape[1])
+    loaded = trainer.validate()
+    assert loaded["loss"] == pytest.approx(metrics[-1]["loss"], abs=0.02)
+    assert loaded["chain_greedy"] == pytest.approx(metrics[-1]["chain_greedy"], abs=0.05)
+
+
+def test_an_out_dir_of_another_run_is_refused(options: TrainOptions) -> None:
+    first = dataclasses.replace(options, stop_after="prompts")
+    assert train_drafter(first) == options.out_dir
+    with pytest.raises(ValueError, match=r"holds a run with other options: layers 2 \(now 3\)"):
+        train_drafter(dataclasses.replace(first, layers=3))
+    with pytest.raises(ValueError, match="not empty"):
+        train_drafter(dataclasses.replace(first, resume=False))
+
+
+def test_too_little_data_says_what_to_do(options: TrainOptions) -> None:
+    with pytest.raises(ValueError, match="generate for longer, or give a smaller batch"):
+        train_drafter(dataclasses.replace(options, generate_seconds=0.5, batch=64))
+
+
+def test_interrupted_generation_keeps_what_it_has(options: TrainOptions) -> None:
+    answers_only = dataclasses.replace(options, stop_after="answers")
+    with pytest.raises(Interrupt):
+        train_drafter(answers_only, Recorder("new tokens"))
+    store = AnswerStore(options.out_dir / "answers", np.uint16)
+    before, spent = store.load()
+    assert len(before) > 0 and not store.finished and spent < options.generation
+    train_drafter(answers_only)
+    after, total = store.load()
+    assert store.finished and len(after) > len(before) and total < options.generation + 1
+    first_round = [key for key in after.key if key >= 0]
+    assert len(first_round) == len(set(first_round)), "no prompt of the first round is answered twice"
+    assert all(after.tokens[i].tolist() == before.tokens[i].tolist() for i in range(len(before)))
+
+
+def test_decoder_equals_the_model(target_dir: Path) -> None:
+    """Greedy answers of continuous batching are those of the whole sequence run at once."""
+    target = Target(target_dir, torch.device("cpu"), torch.float32)
+    decoder = Decoder(target, (2,), slots=3, size=96, seed=0)
+    rng = np.random.default_rng(0)
+    jobs = [Job(i, rng.integers(5, 400, int(rng.integers(3, 40))), 0.0, 20) for i in range(8)]
+    answers = list(decoder.generate(iter(jobs), float("inf"), wait_for_all=True))
+    assert sorted(a.job.key for a in answers) == list(range(8))
+    for answer in answers:
+        ids, start = torch.from_numpy(answer.tokens)[None], len(answer.job.prompt)
+        hidden = target.hidden(ids, torch.arange(ids.shape[1])[None], causal)
+        drawn = (hidden @ target.head.T).argmax(-1)[0, start - 1 : -1]
+        assert drawn.tolist() == answer.tokens[start:].tolist()
+        assert len(drawn) == 20 or answer.tokens[-1] == 2
+
+
+def test_features_are_the_models_hidden_states(target_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    target = Target(target_dir, torch.device("cpu"), torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
+    ids = torch.randint(5, 400, (1, 30))
+    mask = DocumentMask(1, 30, target.device)
+    features, hidden = target.observe(ids, torch.arange(30)[None], (0, 3), mask.dense())
+    with torch.no_grad():
+        wanted = model(ids, output_hidden_states=True)
+    both = torch.cat([wanted.hidden_states[1], wanted.hidden_states[4]], -1)  # layer i is hidden_states[i + 1]
+    torch.testing.assert_close(features, both, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden @ target.head.T, wanted.logits, atol=1e-4, rtol=1e-4)
