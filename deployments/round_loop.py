@@ -170,6 +170,7 @@ class RoundLoop:
                 load[sequence.drafter] += 1
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             if sequence.drafter is None and sequence.request.budget > 0 and not sequence.cancelled:
+                self._new_context.pop(sequence.id, None)  # meant for another drafter
                 sequence.drafter = min(load, key=load.__getitem__)
                 load[sequence.drafter] += 1
                 if sequence.computed:
