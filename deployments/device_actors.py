@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from ddtree.deployments.device_thread import DeviceThread
+
 if TYPE_CHECKING:
     from ddtree.deployments.config import AppConfig
     from ddtree.deployments.models import Models
+    from ddtree.drafter.drafter import Drafter
     from ddtree.drafter.items import Candidates, DraftItem
-    from ddtree.verifier.batch import VerifyBatch, VerifyResult
+    from ddtree.verifier.batch import VerifyResult
+    from ddtree.verifier.target import Target
 
 
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
@@ -22,23 +26,11 @@ class DrafterActor:
     """Runs the DFlash forward and owns the context cache of its sequences."""
 
     def __init__(self, config: AppConfig, models: Models) -> None:
-        import torch
-
         from ddtree.deployments import transport
-        from ddtree.drafter.drafter import Drafter
-        from ddtree.verifier.dtype import choose_dtype
 
-        device = config.drafter.device
-        transport.install(device)
-        assert models.drafter_dir is not None
-        self._drafter = Drafter(
-            models.drafter_dir,
-            models.target.model_dir,
-            device=device,
-            dtype=choose_dtype(device) if config.drafter.dtype == "auto" else getattr(torch, config.drafter.dtype),
-            top_k=config.tree.top_k,
-            threads=config.drafter.threads,
-        )
+        transport.install(config.drafter.device)
+        self._thread = DeviceThread()
+        self._drafter = self._thread.run(_load_drafter, config, models)
 
     def ping(self) -> bool:
         return True
@@ -48,10 +40,10 @@ class DrafterActor:
 
     def draft(self, items: list[DraftItem], verified: VerifyResult | None) -> Candidates:
         """Feed the items' new context rows and draft for those with a bonus. Returned as an RDT object."""
-        return self._drafter.draft(items, [verified.features] if verified else [])
+        return self._thread.run(self._drafter.draft, items, [verified.features] if verified else [])
 
     def release(self, sequences: list[str]) -> None:
-        self._drafter.release(sequences)
+        self._thread.run(self._drafter.release, sequences)
 
 
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
@@ -60,26 +52,51 @@ class VerifierRank:
 
     def __init__(self, config: AppConfig, models: Models) -> None:
         from ddtree.deployments import transport
-        from ddtree.verifier.backends import load_target
 
         transport.install(config.verifier.device)
-        self._target = load_target(
-            config.verifier.backend,
-            str(models.target.model_dir),
-            dtype=config.target.dtype,
-            device=config.verifier.device,
-            page_size=config.verifier.page_size,
-            pages=config.verifier.kv_tokens // config.verifier.page_size,
-            feature_layers=models.feature_layers,
-            threads=config.verifier.threads,
-        )
+        self._received = transport.received
+        self._thread = DeviceThread()
+        self._target = self._thread.run(_load_target, config, models)
 
     def ping(self) -> bool:
         return True
 
-    def step(self, batch: VerifyBatch) -> VerifyResult:
-        """One verify step. Returned as an RDT object."""
-        return self._target.step(batch)
+    def step(self, batch: Any) -> VerifyResult:
+        """One verify step over a shared VerifyBatch. Returned as an RDT object."""
+        return self._thread.run(self._target.step, self._received(batch))
+
+
+def _load_drafter(config: AppConfig, models: Models) -> Drafter:
+    import torch
+
+    from ddtree.drafter.drafter import Drafter
+    from ddtree.verifier.dtype import choose_dtype
+
+    device, dtype = config.drafter.device, config.drafter.dtype
+    assert models.drafter_dir is not None, "a drafter actor is only made where there is a checkpoint"
+    return Drafter(
+        models.drafter_dir,
+        models.target.model_dir,
+        device=device,
+        dtype=choose_dtype(device) if dtype == "auto" else getattr(torch, dtype),
+        top_k=config.tree.top_k,
+        threads=config.drafter.threads,
+    )
+
+
+def _load_target(config: AppConfig, models: Models) -> Target:
+    from ddtree.verifier.backends import load_target
+
+    return load_target(
+        config.verifier.backend,
+        str(models.target.model_dir),
+        dtype=config.target.dtype,
+        device=config.verifier.device,
+        page_size=config.verifier.page_size,
+        pages=config.verifier.kv_tokens // config.verifier.page_size,
+        feature_layers=models.feature_layers,
+        threads=config.verifier.threads,
+    )
 
 
 def make(actor_class: Any, num_gpus: float, *args: Any) -> ray.actor.ActorHandle:

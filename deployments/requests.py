@@ -27,6 +27,9 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()  # generation ends with (and includes) the first of these
     sampling: SamplingParams = SamplingParams()
     budget: int = 0  # draft nodes per round; 0 is plain decoding
+    every_round: bool = (
+        True  # False: one delta at the end. A delta a round costs the machine a few ms; do not ask in vain
+    )
 
 
 @dataclass
@@ -46,7 +49,7 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class Delta:
-    """Tokens of one round. The last one of a request has a `finish_reason`."""
+    """New tokens, of one round or more. The last one of a request has a `finish_reason`."""
 
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" (a stop token) or "length"

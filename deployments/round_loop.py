@@ -312,7 +312,10 @@ class RoundLoop:
         self.totals.generated_tokens += len(taken)
         if reason:
             self._end(sequence)
-        self._emit(sequence, Delta(tuple(taken), reason, deepcopy(sequence.stats)))  # a copy: the next round writes on
+        if reason or sequence.request.every_round:
+            stats = deepcopy(sequence.stats)  # the next round writes on
+            self._emit(sequence, Delta(tuple(sequence.unsent), reason, stats))
+            sequence.unsent.clear()
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)

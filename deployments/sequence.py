@@ -31,6 +31,7 @@ class Sequence:
     accepted: Accepted | None = None  # last round's path, to be compacted before the next step
     started: float | None = None  # when its first step began
     stats: RequestStats = field(default_factory=RequestStats)
+    unsent: list[int] = field(default_factory=list)  # generated, in no delta yet
     cancelled: bool = False
 
     def __post_init__(self) -> None:
@@ -76,4 +77,5 @@ class Sequence:
                 taken, reason = taken[: i + 1], "stop"
                 break
         self.tokens += taken
+        self.unsent += taken
         return taken, reason

@@ -80,8 +80,8 @@ class ShmTransport(TensorTransportManager):
             file.truncate(max(size, 1))
             with mmap.mmap(file.fileno(), 0) as memory:
                 for tensor, offset in zip(rdt_object, offsets, strict=True):
-                    if tensor.numel():
-                        _view(memory, offset, tuple(tensor.shape), tensor.dtype).copy_(tensor)
+                    data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+                    memory[offset : offset + len(data)] = data  # not torch's copy: it would start an OpenMP pool here
         meta = [(tensor.shape, tensor.dtype) for tensor in rdt_object]
         return ShmMetadata(tensor_meta=meta, tensor_device="cpu", path=str(path), offsets=offsets)
 

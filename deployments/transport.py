@@ -11,6 +11,8 @@ from typing import Any
 
 import ray
 
+from ddtree.deployments import shm_transport, wire
+
 
 def install(device: str) -> str:
     """Make the transport of `device` ("cpu", "cuda") usable in this process; returns its name for `tensor_transport=`.
@@ -20,12 +22,15 @@ def install(device: str) -> str:
     """
     if device == "cuda":
         return "CUDA_IPC"
-    from ddtree.deployments.shm_transport import register
-
-    return register()
+    return shm_transport.register()
 
 
-def share(value: Any, transport: str) -> Any:
-    """An argument for a device actor. On a CPU the value itself: a step's few kilobytes travel faster inside the call than
-    through a second object (measured: 1.5 ms less a round). On a GPU an RDT object, so that no tensor goes to the host."""
-    return value if transport == "SHM" else ray.put(value, _tensor_transport=transport)
+def share(message: Any, transport: str) -> Any:
+    """An argument for a device actor; it calls `received` on it. On a CPU the message itself: a step's few kilobytes travel
+    faster inside the call than as a second object. On a GPU an RDT object, so that no tensor goes to the host."""
+    return wire.dumps(message) if transport == shm_transport.NAME else ray.put(message, _tensor_transport=transport)
+
+
+def received(argument: Any) -> Any:
+    """What was shared."""
+    return wire.loads(argument) if isinstance(argument, bytes) else argument

@@ -110,6 +110,7 @@ class Preparation:
             stop_token_ids=self.settings.eos_token_ids,
             sampling=self._sampling(request),
             budget=self._budget(request),
+            every_round=request.stream or bool(request.stops),
         )
         return TextRequest(index, generation, request.stops)
 

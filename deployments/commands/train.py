@@ -45,7 +45,10 @@ def _bars(progress: Progress) -> Callable[[str, float, str], None]:
     def report(stage: str, fraction: float, message: str) -> None:
         if stage not in tasks:
             tasks[stage] = progress.add_task(stage, total=1.0, message="")
-        progress.update(tasks[stage], completed=fraction, message=message)
+        line, more, _ = message.partition("\n")
+        progress.update(tasks[stage], completed=fraction, message=line)
+        if more:  # a table
+            progress.console.print(message, markup=False, highlight=False)
 
     return report
 

@@ -90,16 +90,6 @@ def measure(
     return table
 
 
-def as_table(results: dict[str, dict[str, float]]) -> str:
-    """Markdown."""
-    columns = list(next(iter(results.values()))) if results else []
-    lines = ["| set | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name, row in results.items():
-        cells = (f"{row[c]:.0f}" if c == "rounds" else f"{row[c]:.2f}" for c in columns)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 class _Rounds:
     """Drafts at every start of one sample at once; trees are grown only for the rounds that are walked."""
 

@@ -215,9 +215,9 @@ def _invented(
 
 def summary(answers: Answers) -> str:
     """How many of what kind, in one line."""
-    kinds = {kind: answers.kind.count(kind) for kind in sorted(set(answers.kind))}
+    kinds = ", ".join(f"{answers.kind.count(kind):,} {kind}" for kind in sorted(set(answers.kind)))
     total = sum(map(len, answers.tokens))
     return (
-        f"{len(answers)} answers ({', '.join(f'{n} {kind}' for kind, n in kinds.items())}), "
-        f"{answers.new_tokens / 1e6:.2f}M new tokens, {total / 1e6:.2f}M with prompts"
+        f"{len(answers):,} answers ({kinds}), {answers.new_tokens / 1e6:.2f}M new tokens, "
+        f"{total / 1e6:.2f}M with prompts"
     )

@@ -59,6 +59,8 @@ class TrainOptions:
     save_seconds: float = _option(60.0, "time between training states")
     evaluate_prompts: int = _option(80, "prompts taken of each evaluate file")
     evaluate_tokens: int = _option(128, "answer tokens measured per prompt")
+    target_name: str | None = _option(None, "target's name in the model card; default: what its directory says")
+    target_credit: str | None = _option(None, "who made the target and under which licence, for the model card")
     licence: str = _option("apache-2.0", "SPDX name written into the model card")
 
     def __post_init__(self) -> None:
@@ -108,7 +110,8 @@ class TrainOptions:
     def identity(self) -> dict[str, Any]:
         """What must not change between the runs that share an out_dir, as JSON values."""
         free = {"out_dir", "target_dir", "resume", "stop_after", "device", "evaluate", "minutes", "prompts", "sources"}
-        free |= {"save_seconds", "harvest_seconds", "slots", "licence", "evaluate_prompts", "evaluate_tokens"}
+        free |= {"save_seconds", "harvest_seconds", "slots", "evaluate_prompts", "evaluate_tokens"}
+        free |= {"target_name", "target_credit", "licence"}
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         named |= {"generate_seconds": self.generation, "train_seconds": self.training}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}

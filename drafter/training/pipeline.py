@@ -14,11 +14,13 @@ import torch
 from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import DrafterConfig, Rope, default_target_layer_ids
 from ddtree.drafter.training import publish
-from ddtree.drafter.training.acceptance import Sample, as_table, measure
+from ddtree.drafter.training.acceptance import Sample, measure
 from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, summary
+from ddtree.drafter.training.card import Facts, table, target_name
 from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
 from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.options import STAGES, Report, TrainOptions
+from ddtree.drafter.training.plot import save_plot
 from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
 from ddtree.drafter.training.ragged import token_dtype
 from ddtree.drafter.training.rows import pack_rows, split
@@ -79,20 +81,21 @@ class _Run:
         rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in (train, validation)]
         trainer = Trainer(o, self._config(), self.target, rows[0], rows[1], folder=self.out)
         trainer.fit(self.report)
+        publish.facts(self.device, summary(answers)).save(self.out / "facts.json")
         publish.save_checkpoints(trainer.finished_model(), self.out)
         del trainer
         self._free()
 
     def publish(self) -> None:
-        answers, _ = self.store.load()
         path = self.out / "evaluation.json"
-        evaluation = json.loads(path.read_text()) if path.exists() else self._evaluate(answers)
+        evaluation = json.loads(path.read_text()) if path.exists() else self._evaluate(self.store.load()[0])
         path.write_text(json.dumps(evaluation, indent=1) + "\n")
-        metrics = list(read_metrics(self.out / "metrics.jsonl"))
-        self.report("publish", 0.95, publish.save_plot(metrics, self.out / "training.png"))
-        publish.save_card(self.options, self.options.target_dir.name, summary(answers), metrics, evaluation)
-        for key, table in evaluation.items():
-            self.report("publish", 1.0, f"{key}:\n{as_table(table)}")
+        metrics, facts = list(read_metrics(self.out / "metrics.jsonl")), Facts.load(self.out / "facts.json")
+        name = self.options.target_name or target_name(self.options.target_dir)
+        self.report("publish", 0.95, save_plot(metrics, self.out / "training.png", name, facts.device))
+        publish.save_card(self.options, name, facts, metrics, evaluation)
+        for key, results in evaluation.items():
+            self.report("publish", 1.0, f"{key}:\n{table(results)}")
 
     def _evaluate(self, answers: Answers) -> dict[str, Any]:
         o, out = self.options, dict[str, Any]()
