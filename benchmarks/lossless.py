@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import torch
+from rich.progress import track
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ddtree.deployments.commands.machine import Machine
@@ -67,7 +68,7 @@ def main() -> None:
         if options.temperature == 0:
             model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).eval()
             outputs["transformers"] = [
-                generate(model, tokenizer, p, options.max_tokens) for p in progress(prompts, "transformers")
+                generate(model, tokenizer, p, options.max_tokens) for p in track(prompts, "transformers")
             ]
             pairs += [("plain", "transformers"), ("speculative", "transformers")]
     differences = [d for pair in pairs for d in differing(prompts, outputs, pair)]
@@ -92,12 +93,6 @@ def main() -> None:
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def progress(items: list[str], what: str) -> Any:
-    from rich.progress import track
-
-    return track(items, description=what)
-
-
 def ask_all(options: argparse.Namespace, prompts: list[str], budget: int) -> list[list[int]]:
     """The server's token ids for every prompt."""
 
@@ -116,13 +111,7 @@ def ask_all(options: argparse.Namespace, prompts: list[str], budget: int) -> lis
         return ids
 
     with ThreadPoolExecutor(options.concurrency) as pool:
-        return list(progress_map(pool.map(ask, enumerate(prompts)), len(prompts), f"budget {budget}"))
-
-
-def progress_map(answers: Any, total: int, what: str) -> Any:
-    from rich.progress import track
-
-    return track(answers, total=total, description=what)
+        return list(track(pool.map(ask, enumerate(prompts)), f"budget {budget}", len(prompts)))
 
 
 def render(tokenizer: Any, prompt: str) -> torch.Tensor:

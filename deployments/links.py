@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from ddtree.deployments.round_loop import PeerLost
@@ -59,9 +59,12 @@ class RayVerifier:
         self._transport, self._timeout = transport, timeout_s
 
     def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
+        """Raises PeerLost, and RuntimeError where the rank lives but its step failed: trying again would not help."""
         try:
             reference = self._step.remote(share(batch, self._transport))
             return ray.get(reference, timeout=self._timeout), reference
+        except RayTaskError as error:
+            raise RuntimeError(f"the verifier failed: {_why(error)}") from error
         except _LOST as error:
             raise PeerLost(_why(error)) from error
 

@@ -65,7 +65,6 @@ class Totals:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     fallbacks: int = 0  # decoding rounds of a sequence that wanted a draft and had none
-    preemptions: int = 0
 
 
 @dataclass
@@ -282,8 +281,9 @@ class RoundLoop:
                 self._deliver(sequence, tokens)
 
     def _note_features(self, sequence: Sequence, base: int, rows: list[int]) -> None:
-        """The drafter takes these rows of the result next time; what it already has is left out."""
-        if sequence.drafter is None:
+        """The drafter takes these rows of the result next time; what it already has is left out, and what it has no
+        positions for."""
+        if sequence.drafter is None or base + len(rows) > self.scheduler.limits.max_positions:
             return
         new = rows[max(0, sequence.context - base) :]
         if new:

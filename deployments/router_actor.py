@@ -121,6 +121,7 @@ class RouterActor:
             "waiting": len(self._scheduler.waiting),
             "drafters": sorted(self._loop.drafters),
             "kv_pages": {"total": pages.pages, "free": pages.free_pages, "page_size": pages.page_size},
+            "preemptions": self._scheduler.preemptions,
             **asdict(self._loop.totals),
         }
 

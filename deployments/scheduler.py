@@ -46,6 +46,7 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
+        self.preemptions = 0  # since start
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull."""
@@ -118,6 +119,7 @@ class Scheduler:
                 self._preempt(victim)
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
         self.running.remove(sequence)
         self._release(sequence)
         sequence.restart_prefill()

@@ -65,7 +65,7 @@ def card(
         megabytes: size of the weights in each form, `{"bf16": …, "int8": …}`.
     """
     credit = f" ({o.target_credit})" if o.target_credit else ""
-    files = f"the files {_names(o.prompts)}, " if o.prompts else ""
+    files = f"the prompt files ({', '.join(path.stem for path in o.prompts)}), " if o.prompts else ""
     budgeted = o.generate_seconds is None and o.train_seconds is None
     budget = f" within a budget of {o.minutes:g} minutes" if budgeted else ""
     sizes = ", ".join(f"{size:.1f} MB as {form}" for form, size in megabytes.items())
@@ -84,7 +84,7 @@ noticed: the output stays that target's own, but fewer drafted tokens are accept
 ## Data
 
 {facts.data}. All answers are the target's own, about 40 % of them greedy, the rest at temperatures 0.7 and 1.0. The prompts
-come from {files}Python functions (code) and passages (prose) of the packages installed where it was trained, the project's
+come from {files}Python functions (code) and passages (prose) of the packages installed where they were made, the project's
 own wordings (task) and the target itself (invented); some continue or rework earlier answers (built). Held-out prompts were
 left out of the prompt files; the other sources were not searched for them. No prompts or answers are part of this checkpoint.
 
@@ -99,15 +99,15 @@ Positions past {o.context:,} were not seen in training.
 
 ## Acceptance
 
-Mean tokens per round (the accepted ones and the bonus token), greedy, exact offline simulation of the int8 form: what the target's own answer
-accepts, round by round, over its first {o.evaluate_tokens} tokens. `chain` is the most likely chain, `tree N` the best-first
-tree of N nodes besides the root.
+Mean tokens per round (the accepted ones and the bonus token), greedy, exact offline simulation of the int8 form: what the
+target's own answer accepts, round by round, over its first {o.evaluate_tokens} tokens. `chain` is the most likely chain,
+`tree N` the best-first tree of N nodes besides the root.
 
 {_tables(o, evaluation)}
 
 ## Licence
 
-{o.licence}. The target has its own licence{credit}.
+{o.licence}. The target has its own licence.
 """
     head = f"---\nlicense: {o.licence}\nbase_model: {target}\ntags: [speculative-decoding, dflash, draft-tree]\n---\n"
     return head + "\n\n".join(_filled(block) for block in text.rstrip().split("\n\n")) + "\n"
@@ -120,10 +120,6 @@ def _tables(o: TrainOptions, evaluation: dict[str, Any]) -> str:
     }
     parts = [f"{title}\n\n{table(evaluation[key])}" for key, title in titles.items() if evaluation.get(key)]
     return "\n\n".join(parts) or "Not measured."
-
-
-def _names(paths: tuple[Path, ...]) -> str:
-    return ", ".join(path.stem for path in paths)
 
 
 def _filled(block: str) -> str:
