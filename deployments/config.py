@@ -35,13 +35,12 @@ class VerifierConfig(Section):
     """How the target runs."""
 
     backend: str = "hf"
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu"] = "cpu"
     threads: int = Field(
         2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed."
     )
     page_size: int = Field(16, ge=1, description="KV rows a page.")
     kv_tokens: int = Field(32768, ge=1, description="KV rows in the pool, shared by all sequences.")
-    num_gpus: float = Field(0, ge=0, description="GPU share of a rank.")
     timeout_s: float = Field(120, gt=0, description="A verify step that takes longer counts as a lost verifier.")
 
 
@@ -49,10 +48,9 @@ class DrafterConfig(Section):
     """How drafts are made. `checkpoint: null` serves plain decoding only."""
 
     checkpoint: str | None = Field("smollm2-135m", description="A shipped checkpoint's name or a directory.")
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu"] = "cpu"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(2, ge=1)
-    num_gpus: float = Field(0, ge=0)
     timeout_s: float = Field(
         5, gt=0, description="A draft that takes longer is done without, and its drafter forgotten."
     )

@@ -26,9 +26,9 @@ class DrafterActor:
     """Runs the DFlash forward and owns the context cache of its sequences."""
 
     def __init__(self, config: AppConfig, models: Models) -> None:
-        from ddtree.deployments import transport
+        from ddtree.deployments import shm_transport
 
-        transport.install(config.drafter.device)
+        shm_transport.register()
         self._thread = DeviceThread()
         self._drafter = self._thread.run(_load_drafter, config, models)
 
@@ -51,19 +51,19 @@ class VerifierRank:
     """Runs the target forward and owns this rank's part of the KV pool."""
 
     def __init__(self, config: AppConfig, models: Models) -> None:
-        from ddtree.deployments import transport
+        from ddtree.deployments import shm_transport, wire
 
-        transport.install(config.verifier.device)
-        self._received = transport.received
+        shm_transport.register()
+        self._loads = wire.loads
         self._thread = DeviceThread()
         self._target = self._thread.run(_load_target, config, models)
 
     def ping(self) -> bool:
         return True
 
-    def step(self, batch: Any) -> VerifyResult:
-        """One verify step over a shared VerifyBatch. Returned as an RDT object."""
-        return self._thread.run(self._target.step, self._received(batch))
+    def step(self, batch: bytes) -> VerifyResult:
+        """One verify step over a VerifyBatch in wire form. Returned as an RDT object."""
+        return self._thread.run(self._target.step, self._loads(batch))
 
 
 def _load_drafter(config: AppConfig, models: Models) -> Drafter:
@@ -99,7 +99,7 @@ def _load_target(config: AppConfig, models: Models) -> Target:
     )
 
 
-def make(actor_class: Any, num_gpus: float, *args: Any) -> ray.actor.ActorHandle:
-    """Create a device actor with its share of a GPU. The caller owns it: it dies with the caller."""
-    handle: ray.actor.ActorHandle = actor_class.options(num_gpus=num_gpus).remote(*args)
+def make(actor_class: Any, *args: Any) -> ray.actor.ActorHandle:
+    """Create an actor. The caller owns it: it dies with the caller."""
+    handle: ray.actor.ActorHandle = actor_class.remote(*args)
     return handle

@@ -1,6 +1,8 @@
 """The router's view of its peers: Ray calls with deadlines, and every way they fail turned into PeerLost.
 
-Knows Ray and the device actors' methods, nothing of trees or requests.
+Results stay where they are made, as Ray Direct Transport objects that each receiver reads: candidates by the router, features
+by the drafters. Arguments are a few kilobytes and travel inside the call. Knows Ray and the device actors' methods, nothing of
+trees or requests.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from ddtree.deployments import shm_transport, wire
 from ddtree.deployments.round_loop import PeerLost
-from ddtree.deployments.transport import share
 from ddtree.drafter.items import Candidates, DraftItem
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
@@ -24,10 +26,10 @@ _LOST = (RayError, TimeoutError, OSError)
 class RayDrafter:
     """A DrafterActor. `start` and `result` come in turn."""
 
-    def __init__(self, drafter_id: str, actor: ActorHandle, transport: str, timeout_s: float) -> None:
+    def __init__(self, drafter_id: str, actor: ActorHandle, timeout_s: float) -> None:
         self.id = drafter_id
         self._actor, self._timeout = actor, timeout_s
-        self._draft = actor.draft.options(tensor_transport=transport)
+        self._draft = actor.draft.options(tensor_transport=shm_transport.NAME)
         self._pending: Any = None
 
     def start(self, items: list[DraftItem], features: Any) -> None:
@@ -54,14 +56,14 @@ class RayDrafter:
 class RayVerifier:
     """The verifier group, through its first rank."""
 
-    def __init__(self, rank: ActorHandle, transport: str, timeout_s: float) -> None:
-        self._step = rank.step.options(tensor_transport=transport)
-        self._transport, self._timeout = transport, timeout_s
+    def __init__(self, rank: ActorHandle, timeout_s: float) -> None:
+        self._step = rank.step.options(tensor_transport=shm_transport.NAME)
+        self._timeout = timeout_s
 
     def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
         """Raises PeerLost, and RuntimeError where the rank lives but its step failed: trying again would not help."""
         try:
-            reference = self._step.remote(share(batch, self._transport))
+            reference = self._step.remote(wire.dumps(batch))
             return ray.get(reference, timeout=self._timeout), reference
         except RayTaskError as error:
             raise RuntimeError(f"the verifier failed: {_why(error)}") from error

@@ -39,14 +39,14 @@ class RouterActor:
         """`verifier` is the Serve handle of the Verifier deployment."""
         import torch
 
-        from ddtree.deployments import transport
+        from ddtree.deployments import shm_transport
         from ddtree.deployments.round_loop import RoundLoop
         from ddtree.deployments.scheduler import Limits, Scheduler
         from ddtree.verifier.pages import PageAllocator
 
         torch.set_num_threads(1)  # small tensors; the cores belong to the target
         self._config, self._verifier = config, verifier
-        self._transport = transport.install(config.verifier.device)
+        shm_transport.register()
         max_positions = min([models.max_context] + ([models.drafter.max_positions] if models.drafter else []))
         limits = Limits(
             max_sequences=config.scheduler.max_sequences,
@@ -98,7 +98,7 @@ class RouterActor:
         """A drafter is healthy. Harmless to repeat."""
         from ddtree.deployments.links import RayDrafter
 
-        drafter = RayDrafter(drafter_id, actor, self._transport, self._config.drafter.timeout_s)
+        drafter = RayDrafter(drafter_id, actor, self._config.drafter.timeout_s)
 
         def join() -> None:
             if drafter_id not in self._loop.drafters:
@@ -173,7 +173,7 @@ class RouterActor:
             try:
                 rank = self._verifier.rank.remote().result(timeout_s=self._config.verifier.timeout_s)
                 ray.get(rank.ping.remote(), timeout=self._config.verifier.timeout_s)
-                return RayVerifier(rank, self._transport, self._config.verifier.timeout_s)
+                return RayVerifier(rank, self._config.verifier.timeout_s)
             except Exception as error:
                 log.warning("no verifier yet: %s", error)
                 time.sleep(VERIFIER_RETRY_S)

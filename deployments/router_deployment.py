@@ -31,7 +31,7 @@ class Router:
     """One replica is one pod's router."""
 
     def __init__(self, config: AppConfig, models: Models, verifier: DeploymentHandle) -> None:
-        self._actor: Any = make(RouterActor, 0, config, models, verifier)
+        self._actor: Any = make(RouterActor, config, models, verifier)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of one request. A caller that goes away cancels it."""

@@ -1,5 +1,7 @@
 """A one-sided tensor transport for CPU tensors of one node: every RDT object is one file in shared memory.
 
+One-sided, so that either end may die without the other: with a two-sided transport Ray takes the peer down as well.
+
 The sender writes the file, each receiver maps it copy-on-write, Ray tells the sender when nobody refers to the object any
 more. A sender that was killed leaves files behind; the next one to start on the node removes them.
 """
@@ -22,14 +24,14 @@ NAME = "SHM"
 ALIGNMENT = 64  # bytes; a cache line, and enough for every dtype
 
 
-def register() -> str:
-    """Register the transport with Ray in this process, once. Returns its name."""
+def register() -> None:
+    """Register the transport with Ray in this process, once. Call it in the constructor of every actor that sends or receives:
+    actors are pickled by value, so nothing that runs at import time can be relied on."""
     try:
         register_tensor_transport(NAME, ["cpu"], ShmTransport, torch.Tensor)
     except ValueError as error:
         if "already" not in str(error):
             raise
-    return NAME
 
 
 @dataclass

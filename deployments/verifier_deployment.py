@@ -26,7 +26,7 @@ class Verifier:
     """One replica is one verifier group."""
 
     async def __init__(self, config: AppConfig, models: Models) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._rank: Any = make(VerifierRank, config.verifier.num_gpus, config, models)
+        self._rank: Any = make(VerifierRank, config, models)
         await self._rank.ping.remote()  # the weights are loaded
 
     async def rank(self) -> ActorHandle:

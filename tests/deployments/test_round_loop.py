@@ -174,3 +174,29 @@ def test_logits_that_are_not_finite_fail_their_request_alone(verifier: LocalVeri
     engine.run()
     assert engine.output["good"] == truth
     assert "not finite" in str(engine.last["bad"])
+
+
+def test_a_failed_round_ends_its_requests_and_no_others(verifier: LocalVerifier) -> None:
+    later = request("later", [4, 5], 8, 0)
+    truth = plain(verifier, later)
+    engine = Engine(verifier)
+    engine.add(request("hit", [1, 2, 3], 10, 0))
+    engine.loop.run()
+    engine.loop.fail_running(RuntimeError("the verifier failed"))
+    assert "the verifier failed" in str(engine.last["hit"])
+    engine.add(later)
+    engine.run()
+    assert engine.output["later"] == truth
+    assert engine.scheduler.pages.free_pages == engine.scheduler.pages.pages
+
+
+def test_a_context_longer_than_the_drafter_can_place_is_not_fed(verifier: LocalVerifier) -> None:
+    asked = request("r", list(range(1, 31)), 12, 3)
+    truth = plain(verifier, asked)
+    drafter = Guesser("d", {"r": [*asked.prompt_ids, *truth]}, 0)
+    engine = Engine(verifier, max_positions=34)
+    engine.loop.add_drafter(drafter)
+    engine.add(asked)
+    engine.run()
+    assert engine.output["r"] == truth
+    assert drafter.ends_seen and max(drafter.ends_seen) <= 34

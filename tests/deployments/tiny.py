@@ -67,6 +67,7 @@ class Guesser:
         self._random = torch.Generator().manual_seed(seed)
         self.ends: dict[str, int] = {}  # sequence → position after its context
         self.features: dict[str, list[Tensor]] = {}
+        self.ends_seen: list[int] = []
         self.dead = False
 
     def start(self, items: list[DraftItem], features: VerifyResult | None) -> None:
@@ -80,6 +81,7 @@ class Guesser:
                 assert features is not None
                 assert self.ends.get(item.sequence, part.position) == part.position, "a gap in the context"
                 self.ends[item.sequence] = part.position + len(part.rows)
+                self.ends_seen.append(self.ends[item.sequence])
                 self.features[item.sequence].append(features.features[part.rows])
             if item.bonus is not None:
                 assert self.ends[item.sequence] == item.position, "context must end before the bonus"
@@ -109,11 +111,9 @@ class Guesser:
 class Engine:
     """A round loop with its scheduler, and what it emitted."""
 
-    def __init__(
-        self, verifier: LocalVerifier, max_sequences: int = 8, prefill_rows: int = 16, window: int = 6
-    ) -> None:
+    def __init__(self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512) -> None:
         pages = PageAllocator(verifier.pages, verifier.page_size)
-        limits = Limits(max_sequences, 100, prefill_rows, 512, HORIZON, window)
+        limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
         self.loop = RoundLoop(self.scheduler, TOP_K, self._emit)
         self.loop.verifier = verifier
