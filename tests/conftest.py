@@ -71,7 +71,7 @@ def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield Deployment(f"http://127.0.0.1:{port}", config)
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=90)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from ddtree.deployments.config import AppConfig, read_application
 from ddtree.deployments.errors import ConfigError
 
 START_S = 300  # weights of a large target take minutes; a laptop's small one takes seconds
-STOP_S = 60
+STOP_S = 25
 PORT = 8000
 
 
@@ -51,7 +52,13 @@ def run_forever(
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="ddtree-") as file:
         yaml.safe_dump(document, file)
         file.flush()
-        child = subprocess.Popen([sys.executable, "-m", "ray.serve.scripts", "run", file.name], env=_environment())
+        # A session of its own, so that Ctrl-C reaches us alone and the child is asked to stop once, by _stop.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ray.serve.scripts", "run", file.name],
+            env=_environment(),
+            start_new_session=True,
+            preexec_fn=_listen_to_interrupts,
+        )
         signal.signal(signal.SIGTERM, _interrupt)
         try:
             name = _wait(child, url, config.drafter.checkpoint is not None)
@@ -61,12 +68,26 @@ def run_forever(
         except KeyboardInterrupt:
             return 0
         finally:
-            child.terminate()  # Ray takes its whole local cluster down with it
-            child.wait(timeout=STOP_S)
+            _stop(child)
 
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _listen_to_interrupts() -> None:
+    """In the child: what a shell starts in the background ignores them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Serve shuts its application down, and Ray its local cluster."""
+    for send in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        child.send_signal(send)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=STOP_S)
 
 
 def checked(
