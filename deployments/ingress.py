@@ -13,6 +13,7 @@ from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.api.app import ApiSettings, create_app
+from ddtree.deployments.api.errors import NotReady
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
@@ -40,8 +41,10 @@ class RouterEngine:
                 deltas.cancel()
 
     async def health(self) -> dict[str, Any]:
-        """The router's figures; raises when its round loop does not move."""
+        """The router's figures; raises when its round loop does not move or it has no verifier (yet)."""
         status: dict[str, Any] = await self._status.remote()
+        if not status["verifier_connected"]:
+            raise NotReady("the target is loading")
         return status
 
 

@@ -63,6 +63,7 @@ class RouterActor:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._heartbeat = time.monotonic()
+        self._connected = False  # to a verifier whose weights are loaded
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
         self._thread.start()
 
@@ -117,6 +118,7 @@ class RouterActor:
             raise RuntimeError(f"the round loop has not moved for {age:.0f} s")
         pages = self._scheduler.pages
         return {
+            "verifier_connected": self._connected,
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
             "drafters": sorted(self._loop.drafters),
@@ -168,11 +170,13 @@ class RouterActor:
         """Wait for the verifier deployment's group, however long Serve takes to replace it."""
         from ddtree.deployments.links import RayVerifier
 
+        self._connected = False
         while True:
             self._heartbeat = time.monotonic()
             try:
                 rank = self._verifier.rank.remote().result(timeout_s=self._config.verifier.timeout_s)
                 ray.get(rank.ping.remote(), timeout=self._config.verifier.timeout_s)
+                self._connected = True
                 return RayVerifier(rank, self._config.verifier.timeout_s)
             except Exception as error:
                 log.warning("no verifier yet: %s", error)

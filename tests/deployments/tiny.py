@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -153,5 +154,5 @@ def plain(verifier: LocalVerifier, request: GenerationRequest) -> list[int]:
 def request(
     name: str, prompt: list[int], max_tokens: int, budget: int, temperature: float = 0.0, **more: object
 ) -> GenerationRequest:
-    sampling = SamplingParams(temperature=temperature, seed=hash(name) & 0xFFFF, **more)  # type: ignore[arg-type]
+    sampling = SamplingParams(temperature=temperature, seed=crc32(name.encode()), **more)  # type: ignore[arg-type]
     return GenerationRequest(name, tuple(prompt), max_tokens, (), sampling, budget)
