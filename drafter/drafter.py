@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddtree.drafter.block_attention import block_attention, keys_seen
@@ -23,10 +23,10 @@ from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.context import SequenceContext
 from ddtree.drafter.dflash import DFlashLayer
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice, check_items
-from ddtree.drafter.packed import linear, pack_linears
 from ddtree.drafter.rotary import rotary_table
 from ddtree.drafter.target_ends import TargetEnds
 from ddtree.kernels import topk_logprobs
+from ddtree.kernels.packed_linear import pack, pack_linears
 
 __all__ = ["Candidates", "DraftItem", "Drafter", "FeatureSlice"]
 
@@ -72,7 +72,7 @@ class Drafter:
         self.info = DrafterInfo.read(checkpoint_dir)
         self._device, self._dtype, self._top_k = torch.device(device), dtype, min(top_k, self.info.vocab_size)
         ends = TargetEnds.load(target_dir, self.info, dtype=dtype, device=self._device)
-        self._embedding, self._lm_head = ends.embedding, linear(ends.lm_head)
+        self._embedding, self._lm_head = ends.embedding, pack(_linear(ends.lm_head))
         self._model = load_published(checkpoint_dir, dtype=dtype, device=self._device)
         pack_linears(self._model)
         self._layers = [cast(DFlashLayer, layer) for layer in self._model.layers]
@@ -168,3 +168,10 @@ class Drafter:
     def _rotary(self, positions: list[int]) -> tuple[Tensor, Tensor]:
         at = torch.tensor(positions, device=self._device)
         return rotary_table(at, self.info.rope, self.info.head_dim, self._dtype)
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """A layer without bias around `weight [out, in]`, which is not copied."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer

@@ -17,11 +17,11 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from ddtree.kernels import Rows, kv_compact, verify_attn
+from ddtree.kernels.packed_linear import pack_linears
 from ddtree.verifier.batch import Commit, VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import choose_dtype
 from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.noise import KeyedNoise
-from ddtree.verifier.packed import can_pack, pack_linears
 from ddtree.verifier.pool import KVPool
 from ddtree.verifier.sampling import sample
 
@@ -156,8 +156,7 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
         if noisy:
             logging.enable_progress_bar()
     model = model.to(device).eval().requires_grad_(False)
-    if can_pack(device, dtype):
-        pack_linears(model)
+    pack_linears(model)
     return model
 
 

@@ -39,10 +39,15 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
+def pack(linear: nn.Linear) -> nn.Module:
+    """The layer packed, or as it is where it cannot be."""
+    return PackedLinear(linear) if can_pack(linear.weight.device, linear.weight.dtype) else linear
+
+
 def pack_linears(module: nn.Module) -> None:
-    """Replace every linear layer inside `module` by a packed one, in place."""
+    """Pack every linear layer inside `module`, in place."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child))
+            setattr(module, name, pack(child))
         else:
             pack_linears(child)

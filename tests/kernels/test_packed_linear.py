@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddtree.verifier.packed import PackedLinear, can_pack, pack_linears
+from ddtree.kernels.packed_linear import PackedLinear, can_pack, pack, pack_linears
 
 CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this torch was built without oneDNN")
@@ -47,3 +47,5 @@ def test_every_linear_is_replaced_and_nothing_else() -> None:
 def test_what_onednn_does_not_know_stays_plain() -> None:
     assert not can_pack(torch.device("cuda"), torch.bfloat16)
     assert not can_pack(CPU, torch.float16)
+    half = nn.Linear(4, 4).half()
+    assert pack(half) is half
