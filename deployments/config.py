@@ -114,11 +114,11 @@ class AppConfig(Section):
 
 def load(path: Path) -> AppConfig:
     """The configuration of the only application of a Serve config file. Raises ConfigError."""
-    return AppConfig.parse(read_application(path).get("args"), str(path))
+    return AppConfig.parse(read_document(path)["applications"][0].get("args"), str(path))
 
 
-def read_application(path: Path) -> dict[str, Any]:
-    """The only application of a Serve config file as a mapping. Raises ConfigError."""
+def read_document(path: Path) -> dict[str, Any]:
+    """A Serve config file with exactly one application, as a mapping. Raises ConfigError."""
     import yaml
 
     try:
@@ -132,8 +132,8 @@ def read_application(path: Path) -> dict[str, Any]:
     applications = document.get("applications") if isinstance(document, dict) else None
     if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
         raise ConfigError(f"{path}: 'applications' must list exactly one application")
-    application: dict[str, Any] = applications[0]
-    return application
+    found: dict[str, Any] = document
+    return found
 
 
 def _sentence(error: ValidationError) -> str:

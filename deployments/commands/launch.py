@@ -18,7 +18,7 @@ import httpx
 import yaml
 
 from ddtree.deployments import models
-from ddtree.deployments.config import AppConfig, read_application
+from ddtree.deployments.config import AppConfig, read_document
 from ddtree.deployments.errors import ConfigError
 
 START_S = 300  # weights of a large target take minutes; a laptop's small one takes seconds
@@ -94,9 +94,9 @@ def checked(
     config_path: Path, progress: Callable[[str, int, int], None] | None = None
 ) -> tuple[AppConfig, dict[str, Any]]:
     """The configuration and the whole Serve document, after everything named was found and fits. Raises ConfigError."""
-    config = AppConfig.parse(read_application(config_path).get("args"), str(config_path))
+    document = read_document(config_path)
+    config = AppConfig.parse(document["applications"][0].get("args"), str(config_path))
     models.find(config, progress)
-    document: dict[str, Any] = yaml.safe_load(config_path.read_text(encoding="utf-8"))
     return config, document
 
 
