@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from ddtree.kernels import reference
+from ddtree.kernels import build, cuda, reference
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,10 @@ def implementation(device: torch.device) -> ModuleType:
 
 @cache  # also what makes the message appear once
 def _cuda() -> ModuleType:
-    """The CUDA library's loader plugs in here."""
-    log.warning("No CUDA kernel library: ddtree.kernels runs its reference on CUDA tensors, which is slow.")
-    return reference
+    """The CUDA library, compiled on first use; where that is impossible the reference, which accepts CUDA tensors."""
+    try:
+        cuda.library()
+    except (build.BuildError, OSError) as error:
+        log.warning("No CUDA kernel library, so the reference runs on CUDA tensors, which is slow. %s", error)
+        return reference
+    return cuda

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ddtree.kernels.checks import check, check_int32
-from ddtree.kernels.reference.attention_plan import AttentionPlan
+
+Derived = TypeVar("Derived")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +29,8 @@ class Rows:
     page_table: Tensor  # [S, P] int32 page of each run of page_size slots; garbage past the end
     page_size: int  # slots in a page
     causal: Tensor  # [S] bool: row i sees own rows ≤ i (a prompt chunk); else `ancestors` decides (a tree)
-    ancestors: Tensor  # [T, W] int32 bits over the sequence's own rows, LSB first, self included; unused where causal
+    ancestors: Tensor  # [T, W] int32 bits over own rows ≤ i (parents come first), LSB first, self included; unused where causal
+    _kept: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a wrong shape, dtype or device. Checked here because every layer uses the same rows."""
@@ -41,9 +44,8 @@ class Rows:
         if self.page_size < 1:
             raise ValueError(f"page_size is {self.page_size}; pass 1 or more.")
 
-    @cached_property
-    def plan(self) -> AttentionPlan:
-        """What the reference derives once per step and uses in every layer."""
-        return AttentionPlan.of(
-            self.row_offsets, self.q_len, self.seq_len, self.page_table, self.page_size, self.causal, self.ancestors
-        )
+    def keep(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
+        """What an implementation derives from the rows once per step and uses in every layer."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast(Derived, self._kept[key])

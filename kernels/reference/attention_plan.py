@@ -1,6 +1,6 @@
 """What attention over one step's rows needs beside the tensors of a layer: slots and masks. Knows no head or layer.
 
-A step calls attention once per layer with the same rows, so this is derived once and kept (`Rows.plan`).
+A step calls attention once per layer with the same rows, so this is derived once and kept (`Rows.keep`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ddtree.kernels.rows import Rows
 from ddtree.kernels.tree import WORD_BITS
 
 
@@ -41,22 +42,14 @@ class AttentionPlan:
     segments: list[Segment]
 
     @classmethod
-    def of(
-        cls,
-        row_offsets: Tensor,
-        q_len: Tensor,
-        seq_len: Tensor,
-        page_table: Tensor,
-        page_size: int,
-        causal: Tensor,
-        ancestors: Tensor,
-    ) -> AttentionPlan:
-        """Arguments: the fields of `Rows`. Raises ValueError where they contradict each other."""
-        offsets, total = row_offsets.tolist(), ancestors.shape[0]
+    def of(cls, rows: Rows) -> AttentionPlan:
+        """Raises ValueError where the rows contradict each other."""
+        offsets, total = rows.row_offsets.tolist(), rows.ancestors.shape[0]
+        page_table, page_size, ancestors = rows.page_table, rows.page_size, rows.ancestors
         if offsets[0] != 0 or offsets[-1] != total:
             raise ValueError(f"row_offsets must run from 0 to T = {total} (rows of ancestors); got {offsets}.")
         segments = []
-        sizes = zip(q_len.tolist(), seq_len.tolist(), causal.tolist(), strict=True)
+        sizes = zip(rows.q_len.tolist(), rows.seq_len.tolist(), rows.causal.tolist(), strict=True)
         for s, (count, committed, is_causal) in enumerate(sizes):
             begin, capacity = offsets[s], offsets[s + 1] - offsets[s]
             if not 0 <= count <= capacity:

@@ -6,13 +6,11 @@ heads that share a key head become rows of it: several times faster than repeati
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ddtree.kernels.rows import Rows
+from ddtree.kernels.reference.attention_plan import AttentionPlan
+from ddtree.kernels.rows import Rows
 
 
 def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -23,7 +21,7 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
     values = keys if v_cache is k_cache else v_cache.flatten(0, 1)
     attend = flash_attention if q.is_cpu else dense_attention
     outs, weights = [q.new_empty(0, kv_heads, group, dim)], [q.new_empty(0, kv_heads, group, dtype=torch.float32)]
-    for part in rows.plan.segments:
+    for part in rows.keep(AttentionPlan, lambda: AttentionPlan.of(rows)).segments:
         if part.count:
             key = keys.index_select(0, part.slots).transpose(0, 1)
             value = key if values is keys else values.index_select(0, part.slots).transpose(0, 1)

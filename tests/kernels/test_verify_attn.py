@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.kernels import Rows, verify_attn, verify_attn_mla
+from ddtree.kernels import verify_attn, verify_attn_mla
 from ddtree.kernels.reference.verify_attn import dense_attention, flash_attention
 
 from .cases import Case, Inputs, make
@@ -211,4 +211,4 @@ def test_rows_are_checked_when_made():
     with pytest.raises(ValueError, match=r"seq_len is torch.int64; pass torch.int32"):
         replace(rows, seq_len=rows.seq_len.long())
     with pytest.raises(ValueError, match="page_size is 0; pass 1 or more"):
-        Rows(**{**{name: getattr(rows, name) for name in rows.__dataclass_fields__}, "page_size": 0})
+        replace(rows, page_size=0)

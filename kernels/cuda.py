@@ -1,0 +1,202 @@
+"""Every operation on CUDA tensors: shapes and strides turned into calls of the C library. Knows no algorithm.
+
+Arguments were checked by the public entry points. What the kernels do not serve (float32 attention, head sizes outside
+the support matrix of docs/kernels.md, trees above 1023 nodes) runs on the reference, which accepts CUDA tensors too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ddtree.kernels import build, native, reference
+from ddtree.kernels.native import Library
+from ddtree.kernels.rows import Rows
+from ddtree.kernels.tree import AcceptedPath, DraftTree, ancestor_words
+
+_DTYPES = {
+    torch.float32: native.FLOAT32,
+    torch.bfloat16: native.BFLOAT16,
+    torch.float16: native.FLOAT16,
+}
+_GQA_DIMS = (64, 96, 128, 256)
+_MLA_DIMS = (576, 512)
+_MAX_SEQUENCES = 1024
+
+
+@cache
+def library() -> Library:
+    """The C library for this machine's GPUs, compiled on first use. Raises BuildError where that is impossible."""
+    majors = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    names = {(9, 0): "90a-real", (10, 0): "100-real", (12, 0): "120-real"}
+    return Library(build.build(";".join(sorted({names.get(major, "80-virtual") for major in majors}))))
+
+
+def _stream(tensor: Tensor) -> int:
+    return torch.cuda.current_stream(tensor.device).cuda_stream
+
+
+def _int32(shape: Sequence[int], device: torch.device) -> Tensor:
+    return torch.empty(tuple(shape), dtype=torch.int32, device=device)
+
+
+def _bytes(count: int, device: torch.device) -> Tensor:
+    return torch.empty(count, dtype=torch.uint8, device=device)  # torch aligns every allocation to 512 bytes
+
+
+def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    logits = logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
+    (rows, vocab), device = logits.shape, logits.device
+    logprobs, ids = torch.empty(rows, k, device=device), _int32((rows, k), device)
+    with torch.cuda.device(device):
+        given = native.TopkInput(logits.data_ptr(), logits.stride(0), _DTYPES[logits.dtype], rows, vocab, k, 0)
+        space = _bytes(library().size("topk_logprobs_workspace", given), device)
+        library().call(
+            *("topk_logprobs", given, logprobs.data_ptr(), ids.data_ptr()),
+            *(space.data_ptr(), len(space), _stream(logits)),
+        )
+    return logprobs, ids
+
+
+def tree_build(
+    logprobs: Tensor, ids: Tensor, root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int
+) -> DraftTree:
+    (batch, levels, k), device = logprobs.shape, logprobs.device
+    if max_budget > native.MAX_BUDGET or levels > native.MAX_LEVELS:
+        return reference.tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget)
+    inputs = [x.contiguous() for x in (logprobs, ids, root, seq_len, budget)]
+    size = max_budget + 1
+    tree = DraftTree(
+        *(_int32((batch, size), device) for _ in range(6)),
+        ancestors=_int32((batch, size, ancestor_words(size)), device),
+        n_nodes=_int32((batch,), device),
+        max_depth=min(levels, max_budget),
+    )
+    with torch.cuda.device(device):
+        given = native.BuildInput(*(x.data_ptr() for x in inputs), batch, levels, k, max_budget)
+        space = _bytes(library().size("tree_build_workspace", given), device)
+        library().call("tree_build", given, _tree(tree), space.data_ptr(), len(space), _stream(logprobs))
+    return tree
+
+
+def _tree(tree: DraftTree) -> native.Tree:
+    return native.Tree(*(getattr(tree, name).data_ptr() for name, _ in native.Tree._fields_))
+
+
+def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
+    (batch, nodes), device = y.shape, y.device
+    y = y.contiguous()
+    result = AcceptedPath(
+        _int32((batch, tree.max_depth + 1), device), _int32((batch,), device), _int32((batch,), device)
+    )
+    with torch.cuda.device(device):
+        library().call(
+            *("tree_accept", y.data_ptr(), _tree(tree), batch, nodes, tree.max_depth),
+            *(result.path.data_ptr(), result.n_accepted.data_ptr(), result.bonus.data_ptr(), _stream(y)),
+        )
+    return result
+
+
+def kv_compact(
+    caches: Sequence[Tensor], page_table: Tensor, page_size: int, seq_len: Tensor, path: Tensor, n_accepted: Tensor
+) -> None:
+    moved = [_cache(cache) for cache in caches if cache.numel()]
+    small = [x.contiguous() for x in (page_table, seq_len, path, n_accepted)]
+    pages, sequences = page_table.shape[1], page_table.shape[0]
+    with torch.cuda.device(page_table.device):
+        for first in range(0, len(moved), native.MAX_CACHES):
+            part = moved[first : first + native.MAX_CACHES]
+            library().call(
+                *("kv_compact", (native.Cache * len(part))(*part), len(part), small[0].data_ptr(), pages, page_size),
+                *(small[1].data_ptr(), small[2].data_ptr(), path.shape[1], small[3].data_ptr(), sequences),
+                _stream(page_table),
+            )
+
+
+def _cache(cache: Tensor) -> native.Cache:
+    """One tensor [layers, pages, page_size, …] whose rows are contiguous."""
+    size = cache.element_size()
+    row = cache[0, 0, 0]
+    if not row.is_contiguous():
+        raise ValueError(f"caches of shape {list(cache.shape)} need contiguous rows; got strides {cache.stride()}.")
+    return native.Cache(
+        *(cache.data_ptr(), cache.stride(0) * size, cache.stride(2) * size),
+        *(cache.shape[0], row.numel() * size),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What `kdtree_verify_attn_plan` made of some rows, and the workspace that calls with it share."""
+
+    rows: native.Rows
+    attn: native.Attn
+    plan: Tensor
+    workspace: Tensor
+    held: tuple[Tensor, ...]  # the rows' tensors, to which `rows` has pointers
+
+
+def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float) -> tuple[Tensor, Tensor]:
+    if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[2] not in _GQA_DIMS or not _served(rows):
+        return reference.verify_attn(q, k_cache, v_cache, rows, scale=scale)
+    k_cache, v_cache = (_row_contiguous(cache) for cache in (k_cache, v_cache))
+    dim = q.shape[2]
+    return _attend(q, k_cache, v_cache, rows, (q.shape[1], k_cache.shape[2], dim, dim), scale, native.KERNEL_AUTO)
+
+
+def verify_attn_mla(
+    q: Tensor, kv_cache: Tensor, rows: Rows, *, scale: float, v_dim: int, kernel: int = native.KERNEL_AUTO
+) -> tuple[Tensor, Tensor]:
+    """`kernel` is for tests and benchmarks: one of native.KERNEL_…"""
+    if q.dtype not in (torch.bfloat16, torch.float16) or (q.shape[2], v_dim) != _MLA_DIMS or not _served(rows):
+        return reference.verify_attn_mla(q, kv_cache, rows, scale=scale, v_dim=v_dim)
+    kv_cache = _row_contiguous(kv_cache)
+    return _attend(q, kv_cache, kv_cache, rows, (q.shape[1], 1, q.shape[2], v_dim), scale, kernel)
+
+
+def _served(rows: Rows) -> bool:
+    return rows.q_len.shape[0] <= _MAX_SEQUENCES
+
+
+def _row_contiguous(cache: Tensor) -> Tensor:
+    """The cache itself where the kernels can read it in place: a slot's values in one piece, slots 16 bytes apart."""
+    inner = cache[0, 0].is_contiguous() if cache.numel() else True
+    return cache if inner and cache.stride(1) % 8 == 0 and cache.data_ptr() % 16 == 0 else cache.contiguous()
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, shape: tuple[int, int, int, int], scale: float, kernel: int
+) -> tuple[Tensor, Tensor]:
+    q = q.contiguous()
+    total, heads, v_dim = q.shape[0], shape[0], shape[3]
+    out, lse = q.new_empty(total, heads, v_dim), torch.empty(total, heads, device=q.device)
+    with torch.cuda.device(q.device):
+        plan = rows.keep(("cuda", *shape, q.dtype, kernel), lambda: _plan(q, rows, shape, kernel))
+        plan.attn.scale = scale
+        tensors = native.AttnTensors(
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1), k.shape[0] * k.shape[1]),
+            *(out.data_ptr(), lse.data_ptr()),
+        )
+        library().call(
+            *("verify_attn", plan.rows, plan.attn, tensors, plan.plan.data_ptr()),
+            *(plan.workspace.data_ptr(), len(plan.workspace), _stream(q)),
+        )
+    return out, lse
+
+
+def _plan(q: Tensor, rows: Rows, shape: tuple[int, int, int, int], kernel: int) -> _Plan:
+    held = tuple(
+        x.contiguous()
+        for x in (rows.row_offsets, rows.q_len, rows.seq_len, rows.page_table, rows.causal, rows.ancestors)
+    )
+    sizes = (rows.q_len.shape[0], q.shape[0], rows.page_table.shape[1], rows.page_size, rows.ancestors.shape[1])
+    c_rows = native.Rows(*(x.data_ptr() for x in held), *sizes)
+    attn = native.Attn(*shape, _DTYPES[q.dtype], 0, kernel, 0.0)
+    plan = _bytes(library().size("verify_attn_plan_size", c_rows, attn), q.device)
+    workspace = _bytes(library().size("verify_attn_workspace", c_rows, attn), q.device)
+    library().call("verify_attn_plan", c_rows, attn, plan.data_ptr(), len(plan), _stream(q))
+    return _Plan(c_rows, attn, plan, workspace, held)
