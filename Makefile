@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/smollm2-cpu.yaml
+CUDA_SOURCES := $(wildcard kernels/csrc/*.cu kernels/csrc/*.cuh kernels/csrc/include/*.h tests/kernels/c_program/*.c)
 PACKAGES := kernels drafter verifier deployments
 
 .PHONY: serve test lint types
@@ -15,6 +16,7 @@ test: $(VENV)/.test lint types  ## install, lint, type-check, run all tests
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CUDA_SOURCES)
 
 types: $(VENV)/.test  ## the folders under the package name that setuptools gives them
 	@mkdir -p build/types/ddtree

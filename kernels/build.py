@@ -33,6 +33,11 @@ def find_nvcc() -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
+def _tool(name: str) -> str | None:
+    """A program of this Python's environment, which need not be on the PATH, or of the PATH."""
+    return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
 def cache_dir() -> Path:
     """`$DDTREE_CACHE/kernels`, else the user's cache: the rule of the embedded models, which must not import torch."""
     root = os.environ.get("DDTREE_CACHE") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/ddtree"
@@ -58,18 +63,18 @@ def build(architectures: str = EVERY_ARCHITECTURE) -> Path:
     library = built_library(architectures)
     if library.is_file():
         return library
-    nvcc, cmake = find_nvcc(), shutil.which("cmake")
+    nvcc, cmake, ninja = find_nvcc(), _tool("cmake"), _tool("ninja")
     if nvcc is None:
         raise BuildError("nvcc was not found; install the CUDA toolkit (12.8 or newer) or set CUDA_HOME.")
     if cmake is None:
-        raise BuildError("cmake was not found; install it (pip install cmake).")
+        raise BuildError("cmake was not found; install it: pip install cmake ninja.")
     folder = library.parent / f"build-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log.warning(
         "Compiling the CUDA kernels for %s into %s: once, about a minute an architecture.", architectures, folder
     )
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}") if ninja else ()
     configure = [
         *(cmake, "-S", str(SOURCES), "-B", str(folder), *generator),
         *(f"-DCMAKE_CUDA_COMPILER={nvcc}", f"-DKDTREE_ARCHITECTURES={architectures}"),

@@ -1,17 +1,20 @@
 // Cuts one attention step into items (attn.cuh) that keep every multiprocessor busy for the same time. Reads lengths on the
 // device, so that a captured graph replays with other lengths. Knows how long a block takes only in units of a block.
+#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
+#include <cuda/functional>
 
 #include "attn.cuh"
 
 namespace kdtree {
 namespace {
 
-constexpr int kThreads = 1024;     // one per sequence
-constexpr int kCandidates = 256;   // chunk lengths compared
-constexpr int kChunksPerWorker = 2;  // bounds the workspace: at most this many chunks a worker, besides one a tile
-constexpr float kItemBlocks = 2;   // what starting and ending an item costs, in blocks
-constexpr float kJoinBlocks = 4;   // what joining chunks costs once
+constexpr int kThreads = 1024;         // one per sequence
+constexpr int kCandidates = 64;        // chunk lengths compared
+constexpr int kChunksPerWorker = 4;    // bounds the workspace: at most this many chunks a worker, besides one a tile
+constexpr float kItemBlocks = 2;       // what starting and ending an item costs, in blocks
+constexpr float kJoinBlocks = 2;       // what joining chunks costs once
+constexpr float kChunkBlocks = 0.03f;  // and for each chunk of each tile, which is written and read in float
 
 static_assert(kMaxSequences == kThreads);
 
@@ -28,47 +31,55 @@ __device__ Chunks cut(int blocks, int most) {  // evenly, into as few chunks of 
     return {ceil_div(blocks, even), even};
 }
 
-// The chunk length, out of ⌈longest / 1⌉, ⌈longest / 2⌉, …, that should end first. Every thread gets it.
+// Chunks that the longest sequence has in candidate i: 1, 2, …, 32, 40, 48, …, 288.
+__device__ int chunks_of_longest(int i) { return i < 32 ? i + 1 : 8 * i - 216; }
+
+// The chunk length that should end first. Workers take items in turn, so the one with the longest also has average ones.
+// Every thread gets the result.
 __device__ int best_chunk(const Lengths *lengths, int sequences, int kv_heads, int64_t total, int longest, int workers) {
     constexpr int kLanes = kThreads / kCandidates;  // threads that sum over the sequences for one candidate
     __shared__ float costs[kCandidates];
-    __shared__ int lengths_of[kCandidates];
+    __shared__ int best;
     const int candidate = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
     const int least = static_cast<int>(ceil_div<int64_t>(total, static_cast<int64_t>(kChunksPerWorker) * workers));
-    const int most = max(max(ceil_div(longest, candidate + 1), least), 1);
+    const auto most = [&](int i) { return max(max(ceil_div(longest, chunks_of_longest(i)), least), 1); };
     int items = 0;
     for (int s = lane; s < sequences; s += kLanes) {
-        if (lengths[s].tiles) items += lengths[s].tiles * kv_heads * cut(lengths[s].blocks, most).count;
+        if (lengths[s].tiles) items += lengths[s].tiles * kv_heads * cut(lengths[s].blocks, most(candidate)).count;
     }
     for (int step = kLanes / 2; step; step /= 2) items += __shfl_xor_sync(~0u, items, step);
     if (lane == 0) {
-        const float average = static_cast<float>(total) / max(items, 1);
-        const float waves = static_cast<float>(ceil_div(items, workers));
-        const float longest_item = static_cast<float>(cut(longest, most).blocks) + kItemBlocks;
-        costs[candidate] = fmaxf(waves * (average + kItemBlocks), longest_item) + (most < longest ? kJoinBlocks : 0);
-        lengths_of[candidate] = most;
+        const float average = static_cast<float>(total) / max(items, 1) + kItemBlocks;
+        const float longest_item = static_cast<float>(cut(longest, most(candidate)).blocks) + kItemBlocks;
+        const float join = most(candidate) < longest ? kJoinBlocks + kChunkBlocks * items : 0;
+        costs[candidate] = fmaxf(average, longest_item) + (ceil_div(max(items, 1), workers) - 1) * average + join;
     }
     __syncthreads();
-    int best = 0;
-    for (int i = 1; i < kCandidates; ++i) {
-        if (costs[i] < costs[best]) best = i;
+    if (threadIdx.x < 32) {
+        static_assert(kCandidates == 64);
+        int mine = costs[threadIdx.x] <= costs[threadIdx.x + 32] ? threadIdx.x : threadIdx.x + 32;
+        for (int step = 16; step; step /= 2) {
+            const int other = __shfl_xor_sync(~0u, mine, step);
+            if (costs[other] < costs[mine] || (costs[other] == costs[mine] && other < mine)) mine = other;
+        }
+        if (threadIdx.x == 0) best = mine;
     }
-    return lengths_of[best];
+    __syncthreads();
+    return most(best);
 }
 
 __global__ void __launch_bounds__(kThreads) plan_kernel(kdtree_rows rows, kdtree_attn attn, Plan plan, int workers) {
     using Scan = cub::BlockScan<int, kThreads>;
+    using Sum = cub::BlockReduce<int64_t, kThreads>;
+    using Max = cub::BlockReduce<int, kThreads>;
     __shared__ typename Scan::TempStorage scan;
+    __shared__ typename Sum::TempStorage sum;
+    __shared__ typename Max::TempStorage max_of;
     __shared__ Lengths lengths[kThreads];
     __shared__ int first_item[kThreads];
-    __shared__ unsigned long long total;
+    __shared__ int64_t total;
     __shared__ int longest;
     const int s = threadIdx.x, group = group_of(attn), kv_heads = attn.kv_heads;
-    if (s == 0) {
-        total = 0;
-        longest = 1;
-    }
-    __syncthreads();
 
     Lengths mine{0, 0};
     bool unused = false;  // whether some row of this sequence, or past the last, is not in use
@@ -76,13 +87,17 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(kdtree_rows rows, kdtree
         const int q_len = rows.q_len[s], end = rows.row_offsets[s + 1];
         unused = end - rows.row_offsets[s] > q_len || (s == rows.sequences - 1 && end < rows.total_rows);
         if (q_len > 0) mine = {ceil_div(q_len * group, kTileRows), ceil_div(rows.seq_len[s] + q_len, kBlockSlots)};
-        atomicAdd(&total, static_cast<unsigned long long>(mine.tiles) * kv_heads * mine.blocks);
-        atomicMax(&longest, mine.blocks);
     }
     lengths[s] = mine;
+    const int64_t all = Sum(sum).Sum(static_cast<int64_t>(mine.tiles) * kv_heads * mine.blocks);
+    const int most_blocks = Max(max_of).Reduce(mine.blocks, cuda::maximum<>{});
+    if (s == 0) {
+        total = all;
+        longest = max(most_blocks, 1);
+    }
     __syncthreads();
-    const int most = attn.split ? attn.split / kBlockSlots
-                                : best_chunk(lengths, rows.sequences, kv_heads, static_cast<int64_t>(total), longest, workers);
+    const int most =
+        attn.split ? attn.split / kBlockSlots : best_chunk(lengths, rows.sequences, kv_heads, total, longest, workers);
 
     const Chunks chunks = mine.tiles ? cut(mine.blocks, most) : Chunks{0, 0};
     const int items = mine.tiles * kv_heads * chunks.count;
@@ -111,8 +126,13 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(kdtree_rows rows, kdtree
         const int begin = local / (p.tiles * kv_heads) * p.chunk_blocks;
         // No row sees a later one, so the tile needs nothing past its last node; but an item has at least one block.
         const int end = min(begin + p.chunk_blocks, ceil_div(seq_len + last_node + 1, kBlockSlots));
-        plan.items[i] = {low,   local / p.tiles % kv_heads, row_begin, row_count,
-                         begin, max(end, begin + 1),        p.chunks > 1 ? p.first_partial + local : -1,
+        plan.items[i] = {low,
+                         local / p.tiles % kv_heads,
+                         row_begin,
+                         row_count,
+                         begin,
+                         max(end, begin + 1),
+                         p.chunks > 1 ? p.first_partial + local : -1,
                          seq_len + q_len};
     }
 }
