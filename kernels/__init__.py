@@ -2,7 +2,7 @@
 
 from ddtree.kernels.kv_compact import kv_compact
 from ddtree.kernels.rows import Rows
-from ddtree.kernels.topk_logprobs import topk_logprobs
+from ddtree.kernels.topk_logprobs import topk_logprobs, topk_merge, topk_partial
 from ddtree.kernels.tree import AcceptedPath, DraftTree
 from ddtree.kernels.tree_accept import tree_accept
 from ddtree.kernels.tree_build import tree_build
@@ -14,6 +14,8 @@ __all__ = [
     "Rows",
     "kv_compact",
     "topk_logprobs",
+    "topk_merge",
+    "topk_partial",
     "tree_accept",
     "tree_build",
     "verify_attn",

@@ -23,6 +23,7 @@ _DTYPES = {
     torch.bfloat16: native.BFLOAT16,
     torch.float16: native.FLOAT16,
 }
+_NODE_FIELDS = ("tokens", "parent", "depth", "position", "first_child", "next_sibling")
 _GQA_DIMS = (64, 96, 128, 256)
 _MLA_DIMS = (576, 512)
 _MAX_SEQUENCES = 1024
@@ -49,17 +50,43 @@ def _bytes(count: int, device: torch.device) -> Tensor:
 
 
 def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    logits = logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
-    (rows, vocab), device = logits.shape, logits.device
-    logprobs, ids = torch.empty(rows, k, device=device), _int32((rows, k), device)
-    with torch.cuda.device(device):
-        given = native.TopkInput(logits.data_ptr(), logits.stride(0), _DTYPES[logits.dtype], rows, vocab, k, 0)
-        space = _bytes(library().size("topk_logprobs_workspace", given), device)
-        library().call(
-            *("topk_logprobs", given, logprobs.data_ptr(), ids.data_ptr()),
-            *(space.data_ptr(), len(space), _stream(logits)),
-        )
+    if k > native.MAX_K:
+        return reference.topk_logprobs(logits, k)
+    logprobs, ids = torch.empty(logits.shape[0], k, device=logits.device), _int32((logits.shape[0], k), logits.device)
+    _topk("topk_logprobs", logits, k, 0, logprobs, ids)
     return logprobs, ids
+
+
+def topk_partial(logits: Tensor, k: int, first_id: int) -> tuple[Tensor, Tensor, Tensor]:
+    if k > native.MAX_K:
+        return reference.topk_partial(logits, k, first_id)
+    rows, device = logits.shape[0], logits.device
+    values, ids, lse = torch.empty(rows, k, device=device), _int32((rows, k), device), torch.empty(rows, device=device)
+    _topk("topk_partial", logits, k, first_id, values, ids, lse)
+    return values, ids, lse
+
+
+def _topk(function: str, logits: Tensor, k: int, first_id: int, *outputs: Tensor) -> None:
+    logits = logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
+    sizes = (logits.stride(0), _DTYPES[logits.dtype], *logits.shape, k, first_id)
+    with torch.cuda.device(logits.device):
+        given = native.TopkInput(logits.data_ptr(), *sizes)
+        space = _bytes(library().size("topk_logprobs_workspace", given), logits.device)
+        pointers = (x.data_ptr() for x in outputs)
+        library().call(function, given, *pointers, space.data_ptr(), len(space), _stream(logits))
+
+
+def topk_merge(values: Tensor, ids: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    parts, rows, k = values.shape
+    if k > native.MAX_K:
+        return reference.topk_merge(values, ids, lse)
+    given = [x.contiguous() for x in (values, ids, lse)]
+    logprobs, merged_ids = torch.empty(rows, k, device=values.device), _int32((rows, k), values.device)
+    with torch.cuda.device(values.device):
+        pointers = (x.data_ptr() for x in given)
+        outputs = (logprobs.data_ptr(), merged_ids.data_ptr())
+        library().call("topk_merge", *pointers, parts, rows, k, *outputs, _stream(values))
+    return logprobs, merged_ids
 
 
 def tree_build(
@@ -70,34 +97,33 @@ def tree_build(
         return reference.tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget)
     inputs = [x.contiguous() for x in (logprobs, ids, root, seq_len, budget)]
     size = max_budget + 1
-    tree = DraftTree(
-        *(_int32((batch, size), device) for _ in range(6)),
-        ancestors=_int32((batch, size, ancestor_words(size)), device),
-        n_nodes=_int32((batch,), device),
-        max_depth=min(levels, max_budget),
-    )
+    nodes = {name: _int32((batch, size), device) for name in _NODE_FIELDS}
+    words = _int32((batch, size, ancestor_words(size)), device)
+    tree = DraftTree(**nodes, ancestors=words, n_nodes=_int32((batch,), device), max_depth=min(levels, max_budget))
     with torch.cuda.device(device):
         given = native.BuildInput(*(x.data_ptr() for x in inputs), batch, levels, k, max_budget)
         space = _bytes(library().size("tree_build_workspace", given), device)
-        library().call("tree_build", given, _tree(tree), space.data_ptr(), len(space), _stream(logprobs))
+        out = native.Tree(*(x.data_ptr() for x in _fields(tree)))
+        library().call("tree_build", given, out, space.data_ptr(), len(space), _stream(logprobs))
     return tree
 
 
-def _tree(tree: DraftTree) -> native.Tree:
-    return native.Tree(*(getattr(tree, name).data_ptr() for name, _ in native.Tree._fields_))
+def _fields(tree: DraftTree) -> list[Tensor]:
+    return [getattr(tree, field[0]).contiguous() for field in native.Tree._fields_]
 
 
 def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
     (batch, nodes), device = y.shape, y.device
-    y = y.contiguous()
+    if nodes > native.MAX_BUDGET + 1:
+        return reference.tree_accept(y, tree)
+    y, held = y.contiguous(), _fields(tree)
     result = AcceptedPath(
         _int32((batch, tree.max_depth + 1), device), _int32((batch,), device), _int32((batch,), device)
     )
     with torch.cuda.device(device):
-        library().call(
-            *("tree_accept", y.data_ptr(), _tree(tree), batch, nodes, tree.max_depth),
-            *(result.path.data_ptr(), result.n_accepted.data_ptr(), result.bonus.data_ptr(), _stream(y)),
-        )
+        outputs = (result.path.data_ptr(), result.n_accepted.data_ptr(), result.bonus.data_ptr())
+        given = native.Tree(*(x.data_ptr() for x in held))
+        library().call("tree_accept", y.data_ptr(), given, batch, nodes, tree.max_depth, *outputs, _stream(y))
     return result
 
 
@@ -105,16 +131,14 @@ def kv_compact(
     caches: Sequence[Tensor], page_table: Tensor, page_size: int, seq_len: Tensor, path: Tensor, n_accepted: Tensor
 ) -> None:
     moved = [_cache(cache) for cache in caches if cache.numel()]
-    small = [x.contiguous() for x in (page_table, seq_len, path, n_accepted)]
-    pages, sequences = page_table.shape[1], page_table.shape[0]
-    with torch.cuda.device(page_table.device):
+    table, lengths, nodes, counts = (x.contiguous() for x in (page_table, seq_len, path, n_accepted))
+    pages = (table.data_ptr(), table.shape[1], page_size)
+    paths = (lengths.data_ptr(), nodes.data_ptr(), nodes.shape[1], counts.data_ptr(), table.shape[0])
+    with torch.cuda.device(table.device):
         for first in range(0, len(moved), native.MAX_CACHES):
             part = moved[first : first + native.MAX_CACHES]
-            library().call(
-                *("kv_compact", (native.Cache * len(part))(*part), len(part), small[0].data_ptr(), pages, page_size),
-                *(small[1].data_ptr(), small[2].data_ptr(), path.shape[1], small[3].data_ptr(), sequences),
-                _stream(page_table),
-            )
+            array = (native.Cache * len(part))(*part)
+            library().call("kv_compact", array, len(part), *pages, *paths, _stream(table))
 
 
 def _cache(cache: Tensor) -> native.Cache:
@@ -123,10 +147,8 @@ def _cache(cache: Tensor) -> native.Cache:
     row = cache[0, 0, 0]
     if not row.is_contiguous():
         raise ValueError(f"caches of shape {list(cache.shape)} need contiguous rows; got strides {cache.stride()}.")
-    return native.Cache(
-        *(cache.data_ptr(), cache.stride(0) * size, cache.stride(2) * size),
-        *(cache.shape[0], row.numel() * size),
-    )
+    strides = (cache.stride(0) * size, cache.stride(2) * size)
+    return native.Cache(cache.data_ptr(), *strides, cache.shape[0], row.numel() * size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,22 +199,16 @@ def _attend(
     with torch.cuda.device(q.device):
         plan = rows.keep(("cuda", *shape, q.dtype, kernel), lambda: _plan(q, rows, shape, kernel))
         plan.attn.scale = scale
-        tensors = native.AttnTensors(
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1), k.shape[0] * k.shape[1]),
-            *(out.data_ptr(), lse.data_ptr()),
-        )
-        library().call(
-            *("verify_attn", plan.rows, plan.attn, tensors, plan.plan.data_ptr()),
-            *(plan.workspace.data_ptr(), len(plan.workspace), _stream(q)),
-        )
+        inputs = (q.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1), k.shape[0] * k.shape[1])
+        tensors = native.AttnTensors(*inputs, out.data_ptr(), lse.data_ptr())
+        space = (plan.workspace.data_ptr(), len(plan.workspace))
+        library().call("verify_attn", plan.rows, plan.attn, tensors, plan.plan.data_ptr(), *space, _stream(q))
     return out, lse
 
 
 def _plan(q: Tensor, rows: Rows, shape: tuple[int, int, int, int], kernel: int) -> _Plan:
-    held = tuple(
-        x.contiguous()
-        for x in (rows.row_offsets, rows.q_len, rows.seq_len, rows.page_table, rows.causal, rows.ancestors)
-    )
+    tensors = (rows.row_offsets, rows.q_len, rows.seq_len, rows.page_table, rows.causal, rows.ancestors)
+    held = tuple(x.contiguous() for x in tensors)
     sizes = (rows.q_len.shape[0], q.shape[0], rows.page_table.shape[1], rows.page_size, rows.ancestors.shape[1])
     c_rows = native.Rows(*(x.data_ptr() for x in held), *sizes)
     attn = native.Attn(*shape, _DTYPES[q.dtype], 0, kernel, 0.0)

@@ -10,12 +10,13 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int6
 from pathlib import Path
 
 ABI_VERSION = 1
+MAX_K = 1024
 MAX_BUDGET = 1023
 MAX_LEVELS = 64
 MAX_CACHES = 128
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
-KERNEL_AUTO, KERNEL_PORTABLE, KERNEL_HOPPER = 0, 1, 2
+KERNEL_AUTO, KERNEL_PORTABLE, KERNEL_HOPPER, KERNEL_PORTABLE_SMALL = range(4)
 UNSUPPORTED_SHAPE, UNSUPPORTED_ARCHITECTURE = 2, 3
 
 
@@ -36,11 +37,8 @@ class BuildInput(Structure):
 
 class Tree(Structure):
     _fields_ = [
-        (name, c_void_p)
-        for name in (
-            *("tokens", "parent", "depth", "position", "first_child", "next_sibling"),
-            *("ancestors", "n_nodes"),
-        )
+        *((name, c_void_p) for name in ("tokens", "parent", "depth", "position", "first_child", "next_sibling")),
+        *((name, c_void_p) for name in ("ancestors", "n_nodes")),
     ]
 
 

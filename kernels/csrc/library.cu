@@ -44,7 +44,9 @@ const char *kdtree_status_string(int32_t status) {
         case KDTREE_UNSUPPORTED_ARCHITECTURE: return "unsupported architecture";
         case KDTREE_WORKSPACE_TOO_SMALL: return "workspace too small";
         case KDTREE_MISALIGNED: return "misaligned pointer or stride";
-        default: return status > KDTREE_CUDA_ERROR ? cudaGetErrorString(static_cast<cudaError_t>(status - KDTREE_CUDA_ERROR)) : "unknown status";
+        default:
+            return status > KDTREE_CUDA_ERROR ? cudaGetErrorString(static_cast<cudaError_t>(status - KDTREE_CUDA_ERROR))
+                                              : "unknown status";
     }
 }
 

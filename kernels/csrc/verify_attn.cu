@@ -4,6 +4,8 @@
 namespace kdtree {
 namespace {
 
+constexpr int kSmallSharedBytes = 99 << 10;  // what a block may have on sm_86, sm_89 and sm_120
+
 bool hopper_serves(const kdtree_rows &rows, const Device &device) {
 #ifdef KDTREE_HOPPER
     const int page = rows.page_size;
@@ -19,7 +21,7 @@ int32_t check(const kdtree_rows *rows, const kdtree_attn *attn, Device *device) 
         return KDTREE_BAD_ARGUMENT;
     }
     if (attn->heads < 1 || attn->kv_heads < 1 || attn->heads % attn->kv_heads || attn->split < 0) return KDTREE_BAD_ARGUMENT;
-    if (attn->kernel < KDTREE_KERNEL_AUTO || attn->kernel > KDTREE_KERNEL_HOPPER) return KDTREE_BAD_ARGUMENT;
+    if (attn->kernel < KDTREE_KERNEL_AUTO || attn->kernel > KDTREE_KERNEL_PORTABLE_SMALL) return KDTREE_BAD_ARGUMENT;
     if (attn->dtype != KDTREE_BFLOAT16 && attn->dtype != KDTREE_FLOAT16) return KDTREE_UNSUPPORTED_SHAPE;
     if (rows->sequences > kMaxSequences || attn->split % kBlockSlots) return KDTREE_UNSUPPORTED_SHAPE;
     if (is_mla(*attn)) {
@@ -53,7 +55,10 @@ int32_t check_tensors(const kdtree_attn_tensors &t, bool mla) {
 int32_t launch(const AttnCall &call) {
     if (!is_mla(call.attn)) return launch_gqa(call);
 #ifdef KDTREE_HOPPER
-    if (call.attn.kernel != KDTREE_KERNEL_PORTABLE && hopper_serves(call.rows, call.device)) return launch_mla_hopper(call);
+    const int kernel = call.attn.kernel;
+    const bool hopper =
+        kernel == KDTREE_KERNEL_HOPPER || (kernel == KDTREE_KERNEL_AUTO && hopper_serves(call.rows, call.device));
+    if (hopper) return launch_mla_hopper(call);
 #endif
     return launch_mla_portable(call);
 }
@@ -112,6 +117,7 @@ int32_t kdtree_verify_attn(const kdtree_rows *rows, const kdtree_attn *attn, con
     call.partial_out = static_cast<float *>(workspace);
     call.partial_lse = call.partial_out + limits.partials * kTileRows * attn->v_dim;  // v_dim floats keep it aligned
     call.stream = stream;
+    if (attn->kernel == KDTREE_KERNEL_PORTABLE_SMALL) call.device.shared_bytes = kSmallSharedBytes;
     KDTREE_TRY(launch(call));
     return launch_combine(call);
 }

@@ -1,9 +1,18 @@
 """The definition of each operation, readable, in torch and Python. It is also what serves on the CPU."""
 
 from ddtree.kernels.reference.kv_compact import kv_compact
-from ddtree.kernels.reference.topk_logprobs import topk_logprobs
+from ddtree.kernels.reference.topk_logprobs import topk_logprobs, topk_merge, topk_partial
 from ddtree.kernels.reference.tree_accept import tree_accept
 from ddtree.kernels.reference.tree_build import tree_build
 from ddtree.kernels.reference.verify_attn import verify_attn, verify_attn_mla
 
-__all__ = ["kv_compact", "topk_logprobs", "tree_accept", "tree_build", "verify_attn", "verify_attn_mla"]
+__all__ = [
+    "kv_compact",
+    "topk_logprobs",
+    "topk_merge",
+    "topk_partial",
+    "tree_accept",
+    "tree_build",
+    "verify_attn",
+    "verify_attn_mla",
+]

@@ -1,17 +1,23 @@
-"""Attention test cases: a size, a mix of trees and prompt chunks, and what lies in wait around them."""
+"""Attention test cases: a size, a mix of trees and prompt chunks, and what lies in wait around them.
+
+Inputs and results are on the CPU, with the oracles; only the operation itself runs on the case's device.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ddtree.kernels import Rows, verify_attn, verify_attn_mla
 
+from .devices import poisoned_memory
 from .ref import attention_row, slot
 
 GARBAGE = -(2**31)
+SERVED = {4: 64, 8: 96, 16: 128, 20: 128, 24: 256}  # a width that the CUDA kernels serve, for each that is too small
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,18 @@ class Case:
     garbage_pages: int = 0  # page table entries past the end that lead nowhere
     poison: bool = True  # NaN in every cache slot that belongs to no row in use
     seed: int = 0
+    device: str = "cpu"
+
+    @property
+    def exact(self) -> bool:
+        return self.dtype in (torch.float32, torch.float64)
+
+    def on(self, device: str) -> Case:
+        """The case on a device; for the CUDA kernels, which have 16-bit inputs only, at a width that they serve."""
+        case = replace(self, device=device)
+        if device == "cpu" or self.exact:
+            return case
+        return replace(case, dim=576, v_dim=512) if self.v_dim else replace(case, dim=SERVED.get(self.dim, self.dim))
 
 
 @dataclass(frozen=True)
@@ -42,10 +60,16 @@ class Inputs:
     visible: list[list[list[int]]]  # of each sequence and row in use: own rows it sees
 
     def run(self) -> tuple[Tensor, Tensor]:
-        scale = self.case.dim**-0.5
-        if self.case.v_dim is None:
-            return verify_attn(self.q, *self.caches, self.rows, scale=scale)
-        return verify_attn_mla(self.q, *self.caches, self.rows, scale=scale, v_dim=self.case.v_dim)
+        case = self.case
+        q, *caches = (x.to(case.device) for x in (self.q, *self.caches))
+        tensors = {name: x.to(case.device) for name, x in vars(self.rows).items() if isinstance(x, Tensor)}
+        rows, scale = replace(self.rows, **tensors), case.dim**-0.5
+        with nullcontext() if case.device == "cpu" or case.exact else poisoned_memory():
+            if case.v_dim is None:
+                out, lse = verify_attn(q, *caches, rows, scale=scale)
+            else:
+                out, lse = verify_attn_mla(q, *caches, rows, scale=scale, v_dim=case.v_dim)
+        return out.cpu(), lse.cpu()
 
     def place(self, sequence: int, row: int) -> tuple[int, int]:
         """Page and slot of a sequence's row, counted from its start."""

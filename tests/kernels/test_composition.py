@@ -23,8 +23,9 @@ from ddtree.kernels import (
     verify_attn,
 )
 
+from .devices import on_devices
+
 BATCH, LEVELS, VOCAB, K, BUDGET, PAGE, LAYERS, HEADS, DIM = 3, 5, 97, 8, 40, 16, 2, 4, 64
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def equal(actual: Outputs, expected: Outputs) -> None:
     torch.testing.assert_close(actual.lse.cpu(), expected.lse, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("seed", range(8))
 def test_a_round_commits_the_targets_own_chain(seed, device):
     inputs = make(seed).on(device)

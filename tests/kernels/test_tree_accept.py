@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_build
+from ddtree.kernels import AcceptedPath, DraftTree, reference, tree_accept, tree_build
 
+from .devices import on_devices, poisoned_memory
 from .ref import deepest_agreed
 from .strategies import candidates, kinds, seeds, token_ids
 
@@ -35,12 +36,17 @@ def lucky_draws(rng: np.random.Generator, tree: DraftTree) -> torch.Tensor:
     return torch.from_numpy(y)
 
 
+def on(device: str, tree: DraftTree) -> DraftTree:
+    return DraftTree(**{name: x.to(device) if torch.is_tensor(x) else x for name, x in vars(tree).items()})
+
+
+@on_devices
 @given(seeds, st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), st.integers(0, 40), kinds)
 @settings(max_examples=150, deadline=None)
-def test_equals_the_deepest_path_that_agrees(rng, batch, levels, width, size, kind):
+def test_equals_the_deepest_path_that_agrees(device, rng, batch, levels, width, size, kind):
     tree = random_trees(rng, batch, levels, width, size, kind)
     y = lucky_draws(rng, tree)
-    accepted = tree_accept(y, tree)
+    accepted = tree_accept(y.to(device), on(device, tree))
     assert accepted.path.shape == (batch, tree.max_depth + 1)
     for b in range(batch):
         n = int(tree.n_nodes[b])
@@ -58,30 +64,34 @@ def chain(tokens: list[int], size: int) -> DraftTree:
     return tree_build(torch.zeros(1, levels, 1), ids, one * tokens[0], one, one * levels, max_budget=size)
 
 
-def accept(tree: DraftTree, y: list[int]) -> AcceptedPath:
-    return tree_accept(torch.tensor([y], dtype=torch.int32), tree)
+def accept(tree: DraftTree, y: list[int], device: str = "cpu") -> AcceptedPath:
+    return tree_accept(torch.tensor([y], dtype=torch.int32, device=device), on(device, tree))
 
 
-def test_padding_is_no_token():
+@on_devices
+def test_padding_is_no_token(device):
     """Padding carries token 0 and so does the draw: it must not be taken for a child."""
-    accepted = accept(chain([4, 5], size=4), [5, 0, 0, 0, 0])
+    accepted = accept(chain([4, 5], size=4), [5, 0, 0, 0, 0], device)
     assert (accepted.path.tolist(), accepted.n_accepted.tolist(), accepted.bonus.tolist()) == ([[0, 1]], [2], [0])
 
 
-def test_token_0_is_a_token():
-    accepted = accept(chain([0, 0, 0], size=2), [0, 0, 9])
+@on_devices
+def test_token_0_is_a_token(device):
+    accepted = accept(chain([0, 0, 0], size=2), [0, 0, 9], device)
     assert (accepted.path.tolist(), accepted.bonus.tolist()) == ([[0, 1, 2]], [9])
 
 
-def test_a_miss_at_the_root_still_gives_a_token():
-    accepted = accept(chain([4, 5, 6], size=2), [7, 6, 6])
+@on_devices
+def test_a_miss_at_the_root_still_gives_a_token(device):
+    accepted = accept(chain([4, 5, 6], size=2), [7, 6, 6], device)
     assert (accepted.path.tolist(), accepted.n_accepted.tolist(), accepted.bonus.tolist()) == ([[0, -1, -1]], [1], [7])
 
 
-def test_no_sequences():
+@on_devices
+def test_no_sequences(device):
     none = torch.zeros(0, dtype=torch.int32)
     tree = tree_build(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2, dtype=torch.int32), none, none, none, max_budget=5)
-    accepted = tree_accept(torch.zeros(0, 6, dtype=torch.int32), tree)
+    accepted = tree_accept(torch.zeros(0, 6, dtype=torch.int32, device=device), on(device, tree))
     assert (accepted.path.shape, accepted.bonus.shape) == ((0, 4), (0,))
 
 
@@ -104,3 +114,17 @@ def test_eight_trees_take_less_than_half_a_millisecond():
         return time.perf_counter() - begin
 
     assert min(statistics.median(seconds() for _ in range(21)) for _ in range(10)) < 5e-4
+
+
+if torch.cuda.is_available():
+
+    @given(seeds, st.integers(1, 33), st.integers(0, 31), st.integers(1, 128), st.integers(0, 1023), kinds)
+    @settings(max_examples=100, deadline=None)
+    def test_cuda_equals_the_reference(rng, batch, levels, width, size, kind):
+        tree = random_trees(rng, batch, levels, width, size, kind)
+        y = lucky_draws(rng, tree)
+        expected = reference.tree_accept(y, tree)
+        with poisoned_memory():
+            actual = tree_accept(y.cuda(), on("cuda", tree))
+        for name in ("path", "n_accepted", "bonus"):
+            assert torch.equal(getattr(actual, name).cpu(), getattr(expected, name)), name

@@ -1,4 +1,4 @@
-"""tree_build against brute force, its edge cases, and its speed bar."""
+"""tree_build against brute force, its edge cases, and its speed bar on a CPU; CUDA bit for bit against the reference."""
 
 from __future__ import annotations
 
@@ -11,95 +11,107 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from ddtree.kernels import DraftTree, tree_build
+from ddtree.kernels import DraftTree, reference, tree_build
 
+from .devices import on_devices, poisoned_memory
 from .ref import enumerate_prefixes, search_by_level, tree_fields
 from .strategies import candidates, kinds, seeds, token_ids
 
 
-def build(logprobs: np.ndarray, ids: np.ndarray, budgets: list[int], size: int, seq_len: int = 7) -> DraftTree:
+def inputs(logprobs: np.ndarray, ids: np.ndarray, budgets: list[int]) -> list[Tensor]:
     """logprobs, ids [B, L, K]; the root of sequence b is token b, so that token 0 is a root as well."""
     batch = torch.arange(len(budgets), dtype=torch.int32)
-    budget = torch.tensor(budgets, dtype=torch.int32)
-    return tree_build(
-        torch.from_numpy(logprobs), torch.from_numpy(ids), batch, seq_len + batch, budget, max_budget=size
-    )
+    return [torch.from_numpy(logprobs), torch.from_numpy(ids), batch, 7 + batch, torch.tensor(budgets).int()]
 
 
-def check(tree: DraftTree, paths: list[list[tuple[int, ...]]], ids: np.ndarray, size: int, seq_len: int = 7) -> None:
+def build(logprobs: np.ndarray, ids: np.ndarray, budgets: list[int], size: int, device: str = "cpu") -> DraftTree:
+    return tree_build(*(x.to(device) for x in inputs(logprobs, ids, budgets)), max_budget=size)
+
+
+def check(tree: DraftTree, paths: list[list[tuple[int, ...]]], ids: np.ndarray, size: int) -> None:
     """Every field of every tree, bit for bit, in dtype and shape too."""
-    rows = [tree_fields(p, ids[b], b, seq_len + b, size + 1) for b, p in enumerate(paths)]
+    rows = [tree_fields(p, ids[b], b, 7 + b, size + 1) for b, p in enumerate(paths)]
     for field in dataclasses.fields(DraftTree):
         if field.name != "max_depth":
             actual = getattr(tree, field.name)
             expected = np.array([row[field.name] for row in rows], np.int64).astype(np.uint32).astype(np.int32)
             assert actual.dtype == torch.int32
-            np.testing.assert_array_equal(actual.numpy(), expected, err_msg=field.name)
+            np.testing.assert_array_equal(actual.cpu().numpy(), expected, err_msg=field.name)
 
 
+@on_devices
 @given(seeds, st.integers(0, 4), st.integers(0, 5), st.lists(st.integers(0, 40), min_size=1, max_size=3), kinds)
 @settings(max_examples=120, deadline=None)
-def test_equals_listing_every_prefix(rng, levels, width, budgets, kind):
+def test_equals_listing_every_prefix(device, rng, levels, width, budgets, kind):
     logprobs = np.stack([candidates(rng, levels, width, kind) for _ in budgets])
     ids = np.stack([token_ids(rng, levels, width) for _ in budgets])
     size = max(budgets) + int(rng.integers(0, 3))
-    tree = build(logprobs, ids, budgets, size)
+    tree = build(logprobs, ids, budgets, size, device)
     check(tree, [enumerate_prefixes(x, n) for x, n in zip(logprobs, budgets, strict=True)], ids, size)
 
 
+@on_devices
 @given(seeds, st.integers(1, 31), st.integers(1, 128), st.integers(0, 160), st.integers(1, 33), kinds)
 @settings(max_examples=25, deadline=None)
-def test_equals_search_by_level(rng, levels, width, size, batch, kind):
+def test_equals_search_by_level(device, rng, levels, width, size, batch, kind):
     logprobs = np.stack([candidates(rng, levels, width, kind) for _ in range(batch)])
     ids = np.stack([token_ids(rng, levels, width) for _ in range(batch)])
     budgets = rng.integers(0, size + 1, batch).tolist()
-    tree = build(logprobs, ids, budgets, size)
+    tree = build(logprobs, ids, budgets, size, device)
     checked = range(min(batch, 3))
     head = DraftTree(**{k: v[: len(checked)] if torch.is_tensor(v) else v for k, v in vars(tree).items()})
     check(head, [search_by_level(logprobs[b], budgets[b]) for b in checked], ids, size)
 
 
+@on_devices
 @pytest.mark.parametrize("kind", ["peaky", "flat", "equal", "rounded"])
-def test_budget_1023(kind):
+def test_budget_1023(kind, device):
     rng = np.random.default_rng(3)
     logprobs, ids = candidates(rng, 31, 128, kind)[None], token_ids(rng, 31, 128)[None]
-    check(build(logprobs, ids, [1023], 1023), [search_by_level(logprobs[0], 1023)], ids, 1023)
+    check(build(logprobs, ids, [1023], 1023, device), [search_by_level(logprobs[0], 1023)], ids, 1023)
 
 
-def test_scores_are_rounded_to_float32_at_every_step():
+@on_devices
+def test_scores_are_rounded_to_float32_at_every_step(device):
     """1 + 2**-24 is 1 in float32, so the deeper path ties with the shallower one and depth decides."""
     tiny = -(2.0**-25)
     logprobs = np.array([[[-1, -1 + tiny], [tiny, -5]]], np.float32)
     ids = np.array([[[1, 2], [3, 4]]], np.int32)
-    assert build(logprobs, ids, [4], 4).tokens.tolist() == [[0, 1, 2, 3, 3]]
+    assert build(logprobs, ids, [4], 4, device).tokens.tolist() == [[0, 1, 2, 3, 3]]
 
 
+@on_devices
 @pytest.mark.parametrize(("levels", "width", "budget"), [(3, 4, 0), (0, 4, 5), (3, 0, 5), (0, 0, 0)])
-def test_root_only(levels, width, budget):
-    tree = build(np.zeros((1, levels, width), np.float32), np.ones((1, levels, width), np.int32), [budget], 5)
+def test_root_only(levels, width, budget, device):
+    logprobs, ids = np.zeros((1, levels, width), np.float32), np.ones((1, levels, width), np.int32)
+    tree = build(logprobs, ids, [budget], 5, device)
     assert tree.n_nodes.tolist() == [1]
     assert tree.position.tolist() == [[7, 0, 0, 0, 0, 0]]
     assert tree.ancestors.tolist() == [[[1], [0], [0], [0], [0], [0]]]
     assert tree.max_depth == min(levels, 5)
 
 
-def test_no_sequences():
-    tree = build(np.zeros((0, 3, 4), np.float32), np.zeros((0, 3, 4), np.int32), [], 5)
+@on_devices
+def test_no_sequences(device):
+    tree = build(np.zeros((0, 3, 4), np.float32), np.zeros((0, 3, 4), np.int32), [], 5, device)
     assert tree.tokens.shape == (0, 6)
     assert tree.ancestors.shape == (0, 6, 1)
 
 
-def test_holes_do_not_hide_later_candidates():
+@on_devices
+def test_holes_do_not_hide_later_candidates(device):
     logprobs = np.array([[[np.nan, -1, -np.inf, np.inf, -2, -3]]], np.float32)
-    tree = build(logprobs, np.arange(10, 16, dtype=np.int32).reshape(1, 1, 6), [2], 2)
+    tree = build(logprobs, np.arange(10, 16, dtype=np.int32).reshape(1, 1, 6), [2], 2, device)
     assert tree.tokens.tolist() == [[0, 11, 14]]
 
 
-def test_a_budget_does_not_change_other_trees():
+@on_devices
+def test_a_budget_does_not_change_other_trees(device):
     rng = np.random.default_rng(0)
     logprobs, ids = candidates(rng, 6, 8, "peaky")[None].repeat(2, 0), token_ids(rng, 6, 8)[None].repeat(2, 0)
-    both, alone = build(logprobs, ids, [9, 40], 40), build(logprobs[:1], ids[:1], [9], 40)
+    both, alone = build(logprobs, ids, [9, 40], 40, device), build(logprobs[:1], ids[:1], [9], 40, device)
     assert torch.equal(both.parent[:1], alone.parent)
     assert torch.equal(both.tokens[1, :10], torch.cat([both.tokens[1, :1], alone.tokens[0, 1:10]]))  # smaller = prefix
 
@@ -139,3 +151,51 @@ def test_eight_trees_of_budget_32_take_less_than_two_milliseconds():
 
     medians = [statistics.median(seconds() for _ in range(21)) for _ in range(10)]
     assert min(medians) < 2e-3
+
+
+if torch.cuda.is_available():
+
+    @given(
+        seeds,
+        st.integers(0, 31),
+        st.integers(0, 128),
+        st.integers(0, 1023),
+        st.integers(1, 33),
+        st.lists(kinds, min_size=1),
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_cuda_equals_the_reference(rng, levels, width, size, batch, some):
+        logprobs = np.stack([candidates(rng, levels, width, some[b % len(some)]) for b in range(batch)])
+        ids = np.stack([token_ids(rng, levels, width) for _ in range(batch)])
+        given_ = inputs(logprobs, ids, rng.integers(0, size + 1, batch).tolist())
+        expected = reference.tree_build(*given_, max_budget=size)
+        with poisoned_memory():
+            actual = tree_build(*(x.cuda() for x in given_), max_budget=size)
+        for field in dataclasses.fields(DraftTree):
+            if field.name != "max_depth":
+                assert torch.equal(getattr(actual, field.name).cpu(), getattr(expected, field.name)), field.name
+
+    @pytest.mark.parametrize(("levels", "width"), [(64, 64), (64, 1100), (2, 5000)])
+    def test_cuda_serves_the_largest_shapes(levels, width):
+        rng = np.random.default_rng(1)
+        logprobs = np.stack([candidates(rng, levels, width, kind) for kind in ("peaky", "flat", "holes")])
+        ids = np.stack([token_ids(rng, levels, width) for _ in logprobs])
+        given_ = inputs(logprobs, ids, [1023, 700, 1023])
+        expected = reference.tree_build(*given_, max_budget=1023)
+        actual = tree_build(*(x.cuda() for x in given_), max_budget=1023)
+        assert torch.equal(actual.parent.cpu(), expected.parent)
+        assert torch.equal(actual.ancestors.cpu(), expected.ancestors)
+
+    @pytest.mark.parametrize("size", [20, 200, 1023])
+    def test_cuda_contains_what_the_cpu_refuses(size):
+        """Values that break the promises give some tree, in bounds; budgets are clamped."""
+        rng = np.random.default_rng(0)
+        logprobs = (rng.normal(size=(8, 15, 64)) * 10.0 ** rng.integers(-3, 37, (8, 1, 1))).astype(np.float32)
+        given_ = inputs(logprobs, np.ones((8, 15, 64), np.int32), [size, -5, size + 9, size, size, size, size, size])
+        tree = tree_build(*(x.cuda() for x in given_), max_budget=size)
+        n_nodes, parent = tree.n_nodes.tolist(), tree.parent.tolist()
+        assert n_nodes[1] == 1
+        for n, links in zip(n_nodes, parent, strict=True):
+            assert 1 <= n <= size + 1
+            assert all(0 <= p < i for i, p in enumerate(links[1:n], 1))
+            assert links[n:] == [-1] * (size + 1 - n)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.kernels import verify_attn, verify_attn_mla
+from ddtree.kernels import cuda, native, verify_attn, verify_attn_mla
 from ddtree.kernels.reference.verify_attn import dense_attention, flash_attention
 
 from .cases import Case, Inputs, make
+from .devices import on_devices
 from .ref import compare
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+on_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def check(case: Case) -> None:
@@ -23,8 +26,7 @@ def check(case: Case) -> None:
     (out, lse), (wanted, wanted_lse) = inputs.run(), inputs.expected()
     assert (out.dtype, lse.dtype) == (case.dtype, torch.float32)
     compare(out, wanted, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype], cosine=1e-4)
-    exact = case.dtype in (torch.float32, torch.float64)  # the kernel's exponential is coarser for 16-bit inputs
-    compare(lse, wanted_lse, atol=1e-5 if exact else 3e-4, rtol=1e-5)
+    compare(lse, wanted_lse, atol=1e-5 if case.exact else 3e-4, rtol=1e-5)  # the exponential for 16 bits is coarser
 
 
 @st.composite
@@ -51,36 +53,44 @@ def cases(draw):
     )
 
 
-@given(cases())
+@on_devices
+@given(case=cases())
 @settings(max_examples=60, deadline=None)
-def test_equals_float64(case):
-    check(case)
+def test_equals_float64(device, case):
+    check(case.on(device))
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("heads", [1, 8, 16, 64])
 @pytest.mark.parametrize("v_dim", [None, 16])
-def test_heads(dtype, heads, v_dim):
-    check(Case((65,), (9,), (False,), heads=heads, kv_heads=1, dim=24, v_dim=v_dim, dtype=dtype, garbage_pages=1))
+def test_heads(dtype, heads, v_dim, device):
+    case = Case((65,), (9,), (False,), heads=heads, kv_heads=1, dim=24, v_dim=v_dim, dtype=dtype, garbage_pages=1)
+    check(case.on(device))
 
 
+@on_devices
 @pytest.mark.parametrize(
     "case",
     [
         Case((300, 0), (17, 40), (False, True), heads=9, kv_heads=3, dim=64, dtype=torch.bfloat16),
+        Case((130, 1), (64, 70), (False, True), heads=32, kv_heads=8, dim=128, dtype=torch.bfloat16, page_size=64),
+        Case((4095, 7), (9, 130), (False, True), heads=4, kv_heads=1, dim=64, dtype=torch.float16, page_size=64),
         Case((600,), (65,), (False,), heads=2, kv_heads=1, dim=16, padded_rows=4),  # keys beyond one block of 512
         Case((500,), (40,), (True,), heads=2, kv_heads=1, dim=16),
         Case((70,), (5,), (False,), heads=2, dim=576, v_dim=512),  # the DeepSeek-V3 widths
     ],
-    ids=["smollm2", "long-tree", "long-chunk", "mla"],
+    ids=["smollm2", "qwen3", "many-chunks", "long-tree", "long-chunk", "mla"],
 )
-def test_model_shapes(case):
-    check(case)
+def test_model_shapes(case, device):
+    check(case.on(device))
 
 
-def test_rows_past_q_len_and_empty_sequences():
-    case = Case((4, 9, 0), (3, 0, 2), (False, False, True), padded_rows=2)
-    out, lse = make(case).run()
+@on_devices
+@on_dtypes
+def test_rows_past_q_len_and_empty_sequences(dtype, device):
+    case = Case((4, 9, 0), (3, 0, 2), (False, False, True), padded_rows=2, dtype=dtype)
+    out, lse = make(case.on(device)).run()
     unused = torch.tensor([3, 4, 5, 6, 9, 10])
     assert out[unused].eq(0).all()
     assert lse[unused].eq(-torch.inf).all()
@@ -104,22 +114,28 @@ def path_alone(inputs: Inputs, node: int) -> Inputs:
     return Inputs(replace(inputs.case, q=(len(path),)), inputs.q[path], caches, rows, [])
 
 
+@on_devices
+@on_dtypes
 @pytest.mark.parametrize("v_dim", [None, 8])
 @pytest.mark.parametrize("kv", [0, 64, 510])
-def test_a_node_equals_its_path_alone_as_a_chain(kv, v_dim):
-    inputs = make(Case((kv,), (33,), (False,), kv_heads=2, dim=16, v_dim=v_dim, seed=kv))
+def test_a_node_equals_its_path_alone_as_a_chain(kv, v_dim, dtype, device):
+    case = Case((kv,), (33,), (False,), kv_heads=2, dim=16, v_dim=v_dim, dtype=dtype, seed=kv)
+    inputs = make(case.on(device))
     out, lse = inputs.run()
+    tolerance, lse_tolerance = (2e-6, 2e-6) if case.exact else (TOLERANCE[dtype], 3e-4)
     for node in range(33):
         chain_out, chain_lse = path_alone(inputs, node).run()
-        compare(chain_out[-1], out[node], atol=2e-6, rtol=2e-6)
-        compare(chain_lse[-1], lse[node], atol=2e-6, rtol=2e-6)
+        compare(chain_out[-1], out[node], atol=tolerance, rtol=tolerance)
+        compare(chain_lse[-1], lse[node], atol=lse_tolerance, rtol=lse_tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_devices
+@on_dtypes
 @pytest.mark.parametrize("v_dim", [None, 8])
 @pytest.mark.parametrize("kv", [0, 65, 500])
-def test_a_non_ancestor_changes_no_bit(kv, v_dim, dtype):
-    inputs = make(Case((kv,), (33,), (False,), kv_heads=1, dim=16, v_dim=v_dim, dtype=dtype, seed=kv + 1))
+def test_a_non_ancestor_changes_no_bit(kv, v_dim, dtype, device):
+    case = Case((kv,), (33,), (False,), kv_heads=1, dim=16, v_dim=v_dim, dtype=dtype, seed=kv + 1)
+    inputs = make(case.on(device))
     out, lse = inputs.run()
     for changed in (1, 7, 32):
         caches = [cache.clone() for cache in inputs.caches]
@@ -132,8 +148,8 @@ def test_a_non_ancestor_changes_no_bit(kv, v_dim, dtype):
         assert not torch.equal(new_out[~blind], out[~blind])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_sequences_change_no_bit(dtype):
+@on_dtypes
+def test_other_sequences_change_no_bit(dtype):  # on CUDA the others have a say in where a sequence's KV is cut
     case = Case((65, 3, 128), (17, 30, 9), (False, True, False), dtype=dtype)
     inputs = make(case)
     out, lse = inputs.run()
@@ -150,8 +166,10 @@ def test_other_sequences_change_no_bit(dtype):
         assert torch.equal(alone_lse, lse[begin:end])
 
 
-def test_a_chain_tree_equals_causal():
-    chunk = make(Case((20,), (40,), (True,)))
+@on_devices
+@on_dtypes
+def test_a_chain_tree_equals_causal(dtype, device):
+    chunk = make(Case((20,), (40,), (True,), dtype=dtype).on(device))
     bits = [[min(2 ** (i + 1) - 1, 2**32 - 1), max(2 ** (i - 31) - 1, 0)] for i in range(40)]
     words = torch.tensor(bits).sub_(torch.tensor(bits).ge(2**31) * 2**32).to(torch.int32)
     rows = replace(chunk.rows, causal=torch.zeros(1, dtype=torch.bool), ancestors=words)
@@ -171,9 +189,12 @@ def test_cpu_kernel_equals_the_written_out_definition(dtype, masked):
         compare(a, b, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_no_rows():
-    out, lse = make(Case((), (), ())).run()
-    assert (out.shape, lse.shape) == ((0, 4, 8), (0, 4))
+@on_devices
+@on_dtypes
+def test_no_rows(dtype, device):
+    case = Case((), (), (), dtype=dtype).on(device)
+    out, lse = make(case).run()
+    assert (out.shape, lse.shape) == ((0, 4, case.dim), (0, 4))
 
 
 def test_arguments():
@@ -212,3 +233,20 @@ def test_rows_are_checked_when_made():
         replace(rows, seq_len=rows.seq_len.long())
     with pytest.raises(ValueError, match="page_size is 0; pass 1 or more"):
         replace(rows, page_size=0)
+
+
+if torch.cuda.is_available():  # by name, because AUTO chooses only one of them here
+
+    @pytest.mark.parametrize("kernel", ["PORTABLE", "PORTABLE_SMALL", "HOPPER"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("heads", [1, 8, 16, 64, 128])
+    def test_every_mla_kernel(kernel, dtype, heads, monkeypatch):
+        kv, q = (0, 1, 63, 64, 65, 200), (5, 3, 17, 1, 33, 7)
+        chunk = (True, False, False, True, False, True)
+        case = Case(
+            kv, q, chunk, heads=heads, kv_heads=1, dim=576, v_dim=512, dtype=dtype, padded_rows=2, garbage_pages=2
+        )
+        chosen = partial(cuda.verify_attn_mla, kernel=getattr(native, f"KERNEL_{kernel}"))
+        monkeypatch.setattr(cuda, "verify_attn_mla", chosen)
+        for page_size in (16, 64):
+            check(replace(case, page_size=page_size).on("cuda"))

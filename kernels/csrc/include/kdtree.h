@@ -27,8 +27,8 @@ extern "C" {
 /* What every function returns. 100 + n is cudaError n. */
 enum {
     KDTREE_OK = 0,
-    KDTREE_BAD_ARGUMENT = 1,            /* a null pointer, a negative size */
-    KDTREE_UNSUPPORTED_SHAPE = 2,       /* see the support matrix */
+    KDTREE_BAD_ARGUMENT = 1,             /* a null pointer, a negative size */
+    KDTREE_UNSUPPORTED_SHAPE = 2,        /* see the support matrix */
     KDTREE_UNSUPPORTED_ARCHITECTURE = 3, /* this device cannot run that kernel */
     KDTREE_WORKSPACE_TOO_SMALL = 4,
     KDTREE_MISALIGNED = 5, /* a pointer or stride is not aligned as its comment says */
@@ -91,8 +91,9 @@ KDTREE_API int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_
  * y [batch, nodes]: the target's token at each node; of `tree`, tokens, first_child and next_sibling are read.
  * path [batch, max_depth+1] node indices, starts with 0, -1 past its end; n_accepted [batch] its length; bonus [batch] y at
  * its last node. nodes = N+1. */
-KDTREE_API int32_t kdtree_tree_accept(const int32_t *y, const kdtree_tree *tree, int32_t batch, int32_t nodes, int32_t max_depth,
-                                      int32_t *path, int32_t *n_accepted, int32_t *bonus, kdtree_stream stream);
+KDTREE_API int32_t kdtree_tree_accept(const int32_t *y, const kdtree_tree *tree, int32_t batch, int32_t nodes,
+                                      int32_t max_depth, int32_t *path, int32_t *n_accepted, int32_t *bonus,
+                                      kdtree_stream stream);
 
 /* ---- kv_compact: moves the rows of accepted paths to slots seq_len, seq_len+1, …, in every layer, in one launch ---- */
 typedef struct { /* host array; row of flat slot t in layer l: base + l * layer_stride + t * slot_stride bytes */
@@ -110,12 +111,12 @@ KDTREE_API int32_t kdtree_kv_compact(const kdtree_cache *caches, int32_t cache_c
  * Row i of sequence s is row row_offsets[s] + i of q; its own key and value lie at slot seq_len[s] + i. It sees the seq_len[s]
  * committed slots and, of the step's own rows, those ≤ i (causal) or those in its ancestor bits (a tree). */
 typedef struct {
-    const int32_t *row_offsets;   /* [sequences+1], from 0 to total_rows */
-    const int32_t *q_len;         /* [sequences] rows in use; the others give out 0 and lse -inf */
-    const int32_t *seq_len;       /* [sequences] committed slots */
-    const int32_t *page_table;    /* [sequences, pages]; entries past a sequence's end are never used */
-    const uint8_t *causal;        /* [sequences] 0: a tree */
-    const uint32_t *ancestors;    /* [total_rows, ancestor_words], unused where causal */
+    const int32_t *row_offsets;    /* [sequences+1], from 0 to total_rows */
+    const int32_t *q_len;          /* [sequences] rows in use; the others give out 0 and lse -inf */
+    const int32_t *seq_len;        /* [sequences] committed slots */
+    const int32_t *page_table;     /* [sequences, pages]; entries past a sequence's end are never used */
+    const uint8_t *causal;         /* [sequences] 0: a tree */
+    const uint32_t *ancestors;     /* [total_rows, ancestor_words], unused where causal */
     int32_t sequences, total_rows; /* ≤ 1024 sequences */
     int32_t pages, page_size, ancestor_words;
 } kdtree_rows;
@@ -130,7 +131,8 @@ typedef struct {
     float scale;             /* of the scores, before the softmax */
 } kdtree_attn;
 
-enum { KDTREE_KERNEL_AUTO = 0, KDTREE_KERNEL_PORTABLE = 1, KDTREE_KERNEL_HOPPER = 2 };
+/* MLA: the fastest here, or a given one. PORTABLE_SMALL keeps to the 99 KB of shared memory that small GPUs have. */
+enum { KDTREE_KERNEL_AUTO = 0, KDTREE_KERNEL_PORTABLE = 1, KDTREE_KERNEL_HOPPER = 2, KDTREE_KERNEL_PORTABLE_SMALL = 3 };
 
 /* The plan cuts the step into work items on the device; one plan serves every layer whose kdtree_attn is the same. */
 KDTREE_API int32_t kdtree_verify_attn_plan_size(const kdtree_rows *rows, const kdtree_attn *attn, size_t *bytes);
@@ -139,12 +141,12 @@ KDTREE_API int32_t kdtree_verify_attn_plan(const kdtree_rows *rows, const kdtree
 KDTREE_API int32_t kdtree_verify_attn_workspace(const kdtree_rows *rows, const kdtree_attn *attn, size_t *bytes);
 
 typedef struct {
-    const void *q;                         /* [total_rows, heads, head_dim], aligned to 16 bytes */
-    const void *k_cache, *v_cache;         /* GQA [slots, kv_heads, head_dim]; MLA [slots, 576], v_cache ignored; 16 bytes */
-    int64_t k_slot_stride, v_slot_stride;  /* elements between slots, multiples of 8 */
-    int64_t slots;                         /* pages × page_size of the cache */
-    void *out;                             /* [total_rows, heads, v_dim], aligned to 16 bytes */
-    float *lse;                            /* [total_rows, heads] natural log of the softmax denominator */
+    const void *q;                        /* [total_rows, heads, head_dim], aligned to 16 bytes */
+    const void *k_cache, *v_cache;        /* GQA [slots, kv_heads, head_dim]; MLA [slots, 576], v_cache ignored; 16 bytes */
+    int64_t k_slot_stride, v_slot_stride; /* elements between slots, multiples of 8 */
+    int64_t slots;                        /* pages × page_size of the cache */
+    void *out;                            /* [total_rows, heads, v_dim], aligned to 16 bytes */
+    float *lse;                           /* [total_rows, heads] natural log of the softmax denominator */
 } kdtree_attn_tensors;
 
 KDTREE_API int32_t kdtree_verify_attn(const kdtree_rows *rows, const kdtree_attn *attn, const kdtree_attn_tensors *tensors,
