@@ -1,17 +1,23 @@
 """The deployment configuration: the only source of defaults. Unknown keys are errors. Knows no Ray and loads no model.
 
 `AppConfig` is the `args` section of an application in a Serve config file. `AppConfig.parse` turns what pydantic says into
-one sentence; `check` reads the target's and the drafter's JSON files, so that a mismatch stops before weights load.
+one sentence. What parses can be planned (`ddtree plan`); whether it can be served here and now is for `models.find` to say.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ddtree.deployments.errors import ConfigError
+
+AUTO = 0  # `kv_tokens: auto` as a number, so that everybody else reads an int
+
+Device = Literal["cpu", "cuda"]
+Weights = Literal["checkpoint", "random"]  # random: made on the spot from the shape alone, for tests
+Tokens = Annotated[int, BeforeValidator(lambda given: AUTO if given == "auto" else given), Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -22,6 +28,7 @@ class TargetConfig(Section):
     """The model whose output is served."""
 
     model: str = Field(description="An embedded model's name or a directory in Hugging Face form.")
+    weights: Weights = "checkpoint"
     served_name: str | None = Field(
         None, description="Name in the API; the directory's or embedded model's by default."
     )
@@ -35,20 +42,39 @@ class VerifierConfig(Section):
     """How the target runs."""
 
     backend: str = "hf"
-    device: Literal["cpu"] = "cpu"
+    device: Device = "cpu"
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks the target is split over, one GPU each.")
     threads: int = Field(
         2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed."
     )
     page_size: int = Field(16, ge=1, description="KV rows a page.")
-    kv_tokens: int = Field(32768, ge=1, description="KV rows in the pool, shared by all sequences.")
+    kv_tokens: Tokens = Field(
+        32768, description="KV rows in the pool, shared by all sequences. auto: what the GPUs' memory leaves."
+    )
+    prefix_cache: bool = Field(True, description="Keep complete pages for prompts that begin the same way.")
+    gpu_memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="Part of each GPU's memory that this deployment may fill."
+    )
     timeout_s: float = Field(120, gt=0, description="A verify step that takes longer counts as a lost verifier.")
+
+    @model_validator(mode="after")
+    def _possible(self) -> VerifierConfig:
+        if self.kv_tokens == AUTO and self.device == "cpu":
+            raise ValueError("verifier.kv_tokens auto is sized from GPU memory; on a cpu give a number")
+        if self.tensor_parallel_size > 1 and self.backend == "hf":
+            raise ValueError("verifier.backend hf runs on one device; tensor_parallel_size above 1 needs backend vllm")
+        return self
 
 
 class DrafterConfig(Section):
     """How drafts are made. `checkpoint: null` serves plain decoding only."""
 
     checkpoint: str | None = Field("smollm2-135m", description="A shipped checkpoint's name or a directory.")
-    device: Literal["cpu"] = "cpu"
+    weights: Weights = "checkpoint"
+    device: Device = "cpu"
+    num_gpus: float = Field(
+        0, ge=0, le=1, description="Below 1 a share of the verifier's first GPU, 1 a GPU of its own."
+    )
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(2, ge=1)
     timeout_s: float = Field(
@@ -57,6 +83,15 @@ class DrafterConfig(Section):
     rebuild_window: int = Field(
         512, ge=1, description="Tokens re-run through the target to give a new drafter its context."
     )
+
+    @model_validator(mode="after")
+    def _placed(self) -> DrafterConfig:
+        if (self.device == "cuda") != (self.num_gpus > 0):
+            raise ValueError(
+                "drafter.num_gpus must be above 0 with drafter.device cuda, and is for cuda alone: below 1 a share of "
+                "the verifier's first GPU, 1 a GPU of its own"
+            )
+        return self
 
 
 class TreeConfig(Section):
@@ -93,6 +128,13 @@ class ApiConfig(Section):
     )
 
 
+class HardwareConfig(Section):
+    """What the deployment is meant for. `ddtree plan` sizes for it; nothing else reads it."""
+
+    gpu: Literal["H100", "H200", "B200"] | None = Field(None, description="Kind of every GPU; none on a CPU.")
+    gpus: int = Field(0, ge=0, description="GPUs of the one host.")
+
+
 class AppConfig(Section):
     """One deployment: the `args` of the application in a Serve config file."""
 
@@ -102,6 +144,23 @@ class AppConfig(Section):
     tree: TreeConfig = TreeConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     api: ApiConfig = ApiConfig()
+    hardware: HardwareConfig = HardwareConfig()
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs that verifier and drafter take together."""
+        verifier = self.verifier.tensor_parallel_size if self.verifier.device == "cuda" else 0
+        shared = verifier and self.drafter.num_gpus < 1
+        drafts = self.drafter.checkpoint is not None and self.drafter.device == "cuda"
+        return verifier + (1 if drafts and not shared else 0)
+
+    @model_validator(mode="after")
+    def _enough(self) -> AppConfig:
+        if self.hardware.gpu and self.hardware.gpus < self.gpus_needed:
+            raise ValueError(
+                f"hardware.gpus ({self.hardware.gpus}) is below the {self.gpus_needed} that verifier and drafter take"
+            )
+        return self
 
     @classmethod
     def parse(cls, args: Any, source: str = "config") -> AppConfig:

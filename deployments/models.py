@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree.deployments.config import AppConfig
+from ddtree.deployments.config import AUTO, AppConfig
 from ddtree.deployments.errors import ConfigError
 from ddtree.drafter.config import DrafterInfo
 from ddtree.verifier.backends import check_backend
@@ -45,6 +45,7 @@ def shipped_checkpoints() -> Path:
 
 def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = None) -> Models:
     """Resolve and check everything that a deployment names. Raises ConfigError. Prepares an embedded target on first use."""
+    _check_servable(config)
     drafter_dir = _checkpoint(config.drafter.checkpoint)
     try:
         check_backend(config.verifier.backend)
@@ -55,13 +56,30 @@ def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = N
     except ValueError as error:
         raise ConfigError(str(error)) from None
     max_context = min(config.target.max_context or target.max_positions, target.max_positions)
-    need = max_context + config.tree.max_budget + 1
+    rows, page_size = max_context + config.tree.max_budget + 1, config.verifier.page_size
+    need = (-(-rows // page_size) + 1) * page_size  # one page is scratch
     if config.verifier.kv_tokens < need:
         raise ConfigError(
             f"verifier.kv_tokens ({config.verifier.kv_tokens}) must hold one sequence of full length: at least {need} "
-            f"(context {max_context} + tree.max_budget + 1); raise it or lower target.max_context"
+            f"(context {max_context} + tree.max_budget + 1, in pages, and one more); raise it or lower target.max_context"
         )
     return Models(target, config.target.served_name or target.name, max_context, drafter, drafter_dir)
+
+
+def _check_servable(config: AppConfig) -> None:
+    """What can be written down and planned, but not run yet. A line goes when its part is built."""
+    verifier, drafter = config.verifier, config.drafter
+    not_yet = (
+        ("verifier.device 'cuda'", verifier.device == "cuda"),
+        ("drafter.device 'cuda'", drafter.device == "cuda"),
+        (f"verifier.tensor_parallel_size {verifier.tensor_parallel_size}", verifier.tensor_parallel_size > 1),
+        ("verifier.kv_tokens auto", verifier.kv_tokens == AUTO),
+        ("target.weights 'random'", config.target.weights == "random"),
+        ("drafter.weights 'random'", drafter.weights == "random"),
+    )
+    for what, asked in not_yet:
+        if asked:
+            raise ConfigError(f"{what} cannot be served yet; `ddtree plan` says what it will need")
 
 
 def _checkpoint(name: str | None) -> Path | None:

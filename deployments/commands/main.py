@@ -106,6 +106,35 @@ def bench(
 
 
 @app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="A Serve config file, such as configs/qwen3-8b-1gpu.yaml.")],
+    acceptance_length: Annotated[
+        float, typer.Option(min=1, help="Tokens gained a round; an assumption until measured.")
+    ] = 4.0,
+    gpu: Annotated[str | None, typer.Option(help="Another kind than the file's: H100, H200 or B200.")] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Instead of what that kind has.")] = None,
+    target_config: Annotated[Path | None, typer.Option(help="The target's config.json, if it is not here.")] = None,
+    drafter_config: Annotated[Path | None, typer.Option(help="The drafter's config.json, if it is not here.")] = None,
+    messages_ms: Annotated[float, typer.Option(min=0, help="Control messages of a round.")] = 0.8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Size a configuration on paper: memory, KV tokens, round times, speed-up. Needs no GPU and no weights."""
+    from ddtree.deployments.commands import plan as plans
+    from ddtree.deployments.commands.plan_view import show
+
+    with _faults():
+        options = plans.PlanOptions(
+            gpu, gpu_memory_gib, acceptance_length, target_config, drafter_config, messages_ms / 1e3
+        )
+        made = plans.make_plan(config, options)
+    if as_json:
+        typer.echo(json.dumps(plans.as_json(made), indent=1, ensure_ascii=False))
+    else:
+        show(made, console)
+    raise typer.Exit(0 if made.fits else 1)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this machine is, what can run here, what is missing and how to get it."""
     from rich.markup import escape
