@@ -36,8 +36,13 @@ class Layout:
         return out
 
 
-def lay_out(entries: list[Entry], tree: DraftTree | None, budgets: list[int], page_size: int) -> Layout:
-    """`entries`: trees first, then prompts; `tree` holds the trees [B, N+1], `budgets` their node counts besides the root."""
+def lay_out(
+    entries: list[Entry], tree: DraftTree | None, budgets: list[int], page_size: int, scratch_page: int
+) -> Layout:
+    """`entries`: trees first, then prompts; `tree` holds the trees [B, N+1], `budgets` their node counts besides the root.
+
+    Rows that are in the pool for good (`Sequence.stored`) write to `scratch_page`, which belongs to no sequence.
+    """
     counts = [budget + 1 for budget in budgets] + [entry.rows for entry in entries[len(budgets) :]]
     offsets = [0]
     for count in counts:
@@ -67,7 +72,7 @@ def lay_out(entries: list[Entry], tree: DraftTree | None, budgets: list[int], pa
     batch = VerifyBatch(
         tokens=torch.cat(tokens),
         positions=torch.cat(positions),
-        slots=_slots(table, computed, counts, page_size),
+        slots=_slots(table, computed, counts, [entry.sequence.stored for entry in entries], page_size, scratch_page),
         rows=rows,
         sampling=_sampling(entries, offsets, len(budgets), drawn),
         commit=_commit([entry.sequence for entry in entries]),
@@ -92,11 +97,14 @@ def _tree_rows(tree: DraftTree | None, budgets: list[int]) -> tuple[list[Tensor]
     )
 
 
-def _slots(table: Tensor, computed: list[int], counts: list[int], page_size: int) -> Tensor:
+def _slots(
+    table: Tensor, computed: list[int], counts: list[int], stored: list[int], page_size: int, scratch_page: int
+) -> Tensor:
     """Row i of a sequence goes to its slot computed + i: flat index page * page_size + offset, [T] int64."""
     at = torch.cat([torch.arange(start, start + n) for start, n in zip(computed, counts, strict=True)])
     sequence = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    return table[sequence, at // page_size].long() * page_size + at % page_size
+    page = torch.where(at < torch.tensor(stored)[sequence], scratch_page, table[sequence, at // page_size].long())
+    return page * page_size + at % page_size
 
 
 def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[int]) -> SamplingRows:

@@ -27,6 +27,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()  # generation ends with (and includes) the first of these
     sampling: SamplingParams = SamplingParams()
     budget: int = 0  # draft nodes per round; 0 is plain decoding
+    prefix_cache: bool = True  # take over KV rows that other requests left
     every_round: bool = (
         True  # False: one delta at the end. A delta a round costs the machine a few ms; do not ask in vain
     )
@@ -43,6 +44,7 @@ class RequestStats:
     acceptance_histogram: list[int] = field(default_factory=list)  # [i]: rounds that accepted i draft tokens
     fallback_rounds: int = 0  # rounds with budget > 0 that had no draft
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    cached_tokens: int = 0  # prompt tokens whose KV rows another request had left
     prefill_seconds: float = 0.0
     queue_seconds: float = 0.0
 

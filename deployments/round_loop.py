@@ -121,7 +121,7 @@ class RoundLoop:
         """A fault in a round: end what was running with the error."""
         self._features, self._new_context = None, {}
         for sequence in list(self.scheduler.running):
-            self._end(sequence)
+            self._end(sequence, damaged=True)
             self._emit(sequence, error)
 
     # -- one round -------------------------------------------------------------------------------------------------------
@@ -144,7 +144,8 @@ class RoundLoop:
         work = Round(entries, trees, [entry.budget for entry in trees])
         candidates = self._timed(work, "draft", lambda: self._draft(work))
         tree = self._timed(work, "build", lambda: self._build(work, candidates))
-        layout = lay_out(entries, tree, work.budgets, self.scheduler.pages.page_size)
+        pages = self.scheduler.pages
+        layout = lay_out(entries, tree, work.budgets, pages.page_size, scratch_page=pages.pages)
         result, reference = self._timed(work, "verify", lambda: self.verifier.step(layout.batch))
         work.seconds["commit"] = result.seconds["commit"]
         work.seconds["verify"] -= work.seconds["commit"]
@@ -305,7 +306,7 @@ class RoundLoop:
     def _deliver(self, sequence: Sequence, tokens: list[int]) -> None:
         if -1 in tokens:
             error = RuntimeError("the target's logits for this request are not finite")
-            self._end(sequence)
+            self._end(sequence, damaged=True)
             self._emit(sequence, error)
             return
         taken, reason = sequence.append(tokens)
@@ -317,8 +318,8 @@ class RoundLoop:
             self._emit(sequence, Delta(tuple(sequence.unsent), reason, stats))
             sequence.unsent.clear()
 
-    def _end(self, sequence: Sequence) -> None:
-        self.scheduler.finish(sequence)
+    def _end(self, sequence: Sequence, *, damaged: bool = False) -> None:
+        self.scheduler.finish(sequence, damaged=damaged)
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -55,8 +55,10 @@ class RouterActor:
             max_positions=max_positions,
             horizon=models.horizon,
             rebuild_window=config.drafter.rebuild_window,
+            prefix_cache=config.verifier.prefix_cache,
         )
-        pages = PageAllocator(config.verifier.kv_tokens // config.verifier.page_size, config.verifier.page_size)
+        page_size = config.verifier.page_size
+        pages = PageAllocator(config.verifier.kv_tokens // page_size - 1, page_size)  # the last one is scratch
         self._scheduler = Scheduler(pages, limits)
         self._loop = RoundLoop(self._scheduler, config.tree.top_k, self._emit)
         self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
@@ -122,7 +124,12 @@ class RouterActor:
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
             "drafters": sorted(self._loop.drafters),
-            "kv_pages": {"total": pages.pages, "free": pages.free_pages, "page_size": pages.page_size},
+            "kv_pages": {
+                "total": pages.pages,
+                "free": pages.free_pages,
+                "kept": pages.kept_pages,
+                "page_size": pages.page_size,
+            },
             "preemptions": self._scheduler.preemptions,
             **asdict(self._loop.totals),
         }

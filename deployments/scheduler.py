@@ -2,7 +2,8 @@
 
 Decoding sequences go first, each with its tree; what is left of the row budget goes to prompts in order of arrival. Pages
 are taken as rows need them; when none is free the sequence that came last gives up its own and is computed again later
-(preemption by recompute), so that the oldest always gets on.
+(preemption by recompute), so that the oldest always gets on. A sequence that joins takes over the pages that others left
+for the tokens it begins with (prefix cache), and leaves its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ddtree.deployments.sequence import Sequence
-from ddtree.verifier.pages import OutOfPages, PageAllocator
+from ddtree.verifier.pages import OutOfPages, PageAllocator, page_keys
 
 
 class QueueFull(RuntimeError):
@@ -38,6 +39,7 @@ class Limits:
     max_positions: int  # a tree never reaches past it
     horizon: int  # deepest node of a tree
     rebuild_window: int  # tokens re-run for a new drafter
+    prefix_cache: bool = True
 
 
 class Scheduler:
@@ -61,25 +63,33 @@ class Scheduler:
             self.finish(sequence)
         return gone
 
-    def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out, running or waiting, and free its pages."""
+    def finish(self, sequence: Sequence, *, damaged: bool = False) -> None:
+        """Take a sequence out, running or waiting, and free its pages. `damaged`: nobody is to use its KV rows."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
+        pages = sequence.pages
         self._release(sequence)
+        if damaged:
+            self.pages.forget(pages)
 
     def restart_all(self) -> None:
         """The pool is lost: every running sequence is computed again from its tokens."""
+        self.pages.forget()
         for sequence in self.running:
             sequence.restart_prefill()
 
     def rebuild_context(self, sequence: Sequence) -> None:
         """Have the last tokens computed once more, as a prompt is: their features give a new drafter its context."""
+        sequence.stored = max(sequence.stored, sequence.computed)
         sequence.computed = min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
         sequence.context, sequence.restart = sequence.computed, True
 
     def plan(self) -> list[Entry]:
         """The entries of the next step, decoding ones first. Their pages are allocated."""
+        for sequence in self.running:
+            self._keep(sequence)
         while self.waiting and len(self.running) < self.limits.max_sequences:
             self.running.append(self.waiting.popleft())
+            self._take_prefix(self.running[-1])
         rows_left = self.limits.prefill_rows
         entries: list[Entry] = []
         for sequence in sorted(self.running, key=lambda s: not s.decoding):  # stable: arrival order within each kind
@@ -126,5 +136,30 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        self._keep(sequence)
         self.pages.free(sequence.pages)
         sequence.pages = []
+
+    def _take_prefix(self, sequence: Sequence) -> None:
+        """Give a sequence that has nothing computed the kept pages of its first tokens. Its last token is always computed,
+        and so are as many before it as a drafter wants for its context."""
+        if not (self.limits.prefix_cache and sequence.request.prefix_cache) or sequence.pages:
+            return
+        sequence.keys = page_keys(sequence.tokens, self.pages.page_size, sequence.keys)
+        usable = (len(sequence.tokens) - 1) // self.pages.page_size
+        sequence.pages = self.pages.share(sequence.keys[:usable])
+        sequence.kept = len(sequence.pages)
+        sequence.computed = sequence.stored = sequence.kept * self.pages.page_size
+        if sequence.computed and sequence.request.budget:
+            self.rebuild_context(sequence)
+        sequence.stats.cached_tokens = max(sequence.stats.cached_tokens, sequence.computed)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Offer the sequence's pages that became complete."""
+        complete = min(sequence.final, len(sequence.tokens)) // self.pages.page_size
+        if not self.limits.prefix_cache or complete <= sequence.kept:
+            return
+        sequence.keys = page_keys(sequence.tokens, self.pages.page_size, sequence.keys)
+        for i in range(sequence.kept, complete):
+            self.pages.keep(sequence.pages[i], sequence.keys[i])
+        sequence.kept = complete

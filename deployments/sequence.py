@@ -24,7 +24,12 @@ class Sequence:
     arrival: float  # seconds, monotonic
     tokens: list[int] = field(default_factory=list)  # prompt + committed
     computed: int = 0
+    stored: int = (
+        0  # rows below this are in the pool for good: where they are computed again they are not written again
+    )
     pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of its full pages, as far as they were needed
+    kept: int = 0  # so many of its pages are complete and offered to others
     drafter: str | None = None  # who holds its context
     context: int = 0  # positions below this are in the drafter's context, or with `features` on their way
     restart: bool = True  # the drafter must drop what it holds of this sequence first
@@ -55,13 +60,18 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
+    def final(self) -> int:
+        """Rows that no later step moves: an accepted path is compacted in the step after its own."""
+        return self.accepted.base if self.accepted else self.computed
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.request.max_tokens - self.generated
 
     def restart_prefill(self) -> None:
         """Its KV rows are gone: compute everything again from the tokens."""
-        self.computed, self.accepted = 0, None
+        self.computed, self.stored, self.kept, self.accepted = 0, 0, 0, None
         self.forget_drafter()
 
     def forget_drafter(self) -> None:

@@ -83,7 +83,9 @@ class AnswerWriter:
 
     def _usage(self) -> Usage:
         prompt = sum(len(sequence.request.prompt_ids) for sequence in self._sequences)
-        return Usage.of(prompt, sum(len(done.token_ids) for done in self._delivered))
+        stats = [done.last.stats for done in self._delivered if done.last and done.last.stats]
+        cached = sum(s.cached_tokens for s in stats)
+        return Usage.of(prompt, sum(len(done.token_ids) for done in self._delivered), cached)
 
     def _figures(self, index: int) -> dict[str, Any]:
         done = self._delivered[index]

@@ -110,6 +110,7 @@ class Preparation:
             stop_token_ids=self.settings.eos_token_ids,
             sampling=self._sampling(request),
             budget=self._budget(request),
+            prefix_cache=request.ddtree.prefix_cache if request.ddtree else True,
             every_round=request.stream or bool(request.stops),
         )
         return TextRequest(index, generation, request.stops)

@@ -14,14 +14,23 @@ from pydantic import BaseModel
 from ddtree.deployments.requests import RequestStats
 
 
+class PromptDetails(BaseModel):
+    cached_tokens: int  # whose KV rows were there already
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
     @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
+        details = PromptDetails(cached_tokens=cached)
+        total = prompt + completion
+        return cls(
+            prompt_tokens=prompt, completion_tokens=completion, total_tokens=total, prompt_tokens_details=details
+        )
 
 
 class Choice(BaseModel):

@@ -80,6 +80,7 @@ class DDTreeOptions(_Strict):
 
     budget: int | None = Field(None, ge=0)  # draft nodes per round; 0 is plain decoding; None is the server's default
     return_token_ids: bool = False
+    prefix_cache: bool = True  # use KV rows that other requests left; false computes the whole prompt (measurements)
 
 
 class GenerationFields(_Neutral):

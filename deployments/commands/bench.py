@@ -42,6 +42,7 @@ class BenchOptions:
         return chat_body(
             [{"role": "user", "content": prompt}],
             budget=0 if mode == "plain" else self.budget,
+            prefix_cache=False,  # or the mode that comes second would have less to do
             max_tokens=max_tokens or self.max_tokens,
             temperature=self.temperature,
             seed=self.seed,

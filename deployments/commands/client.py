@@ -16,9 +16,12 @@ class ServerError(RuntimeError):
     """The server refused a request or is not there; the message says which."""
 
 
-def chat_body(messages: list[dict[str, str]], *, budget: int | None, **fields: Any) -> dict[str, Any]:
+def chat_body(
+    messages: list[dict[str, str]], *, budget: int | None, prefix_cache: bool = True, **fields: Any
+) -> dict[str, Any]:
     """Return a chat request that asks for our figures and the token ids. `budget` None is the server's default."""
-    extension: dict[str, Any] = {"return_token_ids": True} | ({} if budget is None else {"budget": budget})
+    extension: dict[str, Any] = {"return_token_ids": True, "prefix_cache": prefix_cache}
+    extension |= {} if budget is None else {"budget": budget}
     return {"messages": messages, "ddtree": extension} | {k: v for k, v in fields.items() if v is not None}
 
 

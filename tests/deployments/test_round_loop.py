@@ -18,9 +18,18 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> LocalVerifier:
     return LocalVerifier(make_target(tmp_path_factory.mktemp("target")))
 
 
+tokens = st.integers(0, VOCABULARY - 1)
+BEGINNINGS = [[7 * i % VOCABULARY for i in range(18)], [5 * i % VOCABULARY for i in range(18)]]  # that prompts share
+prompts = st.one_of(
+    st.lists(tokens, min_size=1, max_size=20),
+    st.builds(
+        lambda beginning, length, rest: beginning[:length] + rest,
+        st.sampled_from(BEGINNINGS), st.integers(0, 18), st.lists(tokens, min_size=1, max_size=4),
+    ),
+)  # fmt: skip
 requests = st.lists(
     st.tuples(
-        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20),
+        prompts,
         st.integers(1, 12),  # max_tokens
         st.sampled_from([0, 1, 3, 7, 15]),  # budget
         st.sampled_from([0.0, 0.7, 1.5]),  # temperature
@@ -102,6 +111,22 @@ def test_output_is_plain_decoding(
             assert isinstance(last, Delta) and last.finish_reason == "length"
     assert engine.scheduler.pages.free_pages == engine.scheduler.pages.pages, "every page is free again"
     assert not engine.scheduler.running and not engine.scheduler.waiting
+
+
+@pytest.mark.parametrize("budget", [0, 7])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_taken_over_change_no_token(verifier: LocalVerifier, temperature: float, budget: int) -> None:
+    asked = [request(name, [*range(30), *rest], 12, budget, temperature) for name, rest in (("a", [1]), ("b", [2, 3]))]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    engine = Engine(verifier)
+    engine.loop.add_drafter(Guesser("d", {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}, 0))
+    sequences = []
+    for r in asked:  # one after the other
+        sequences.append(engine.add(r))
+        engine.run()
+    assert engine.output == truth
+    first, second = (s.stats.cached_tokens for s in sequences)
+    assert (first, second) == (0, 28 if budget == 0 else 25), "whole pages of 4, less what the drafter's context wants"
 
 
 def test_drafts_save_rounds(verifier: LocalVerifier) -> None:

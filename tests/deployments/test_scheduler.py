@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,9 +48,13 @@ def test_every_request_ends_and_every_page_comes_back(
         entries = scheduler.plan()
         if not entries:
             break
-        held = [page for seq in scheduler.running for page in seq.pages]
-        assert len(held) == len(set(held)), "a page has one owner"
+        held = {page for seq in scheduler.running for page in seq.pages}
         assert len(held) + scheduler.pages.free_pages == pages
+        for entry in entries:
+            seq = entry.sequence
+            own = seq.pages[max(seq.stored, seq.computed) // PAGE :]
+            others = {page for other in scheduler.running if other is not seq for page in other.pages}
+            assert not others & set(own), "a page that is written has one owner"
         assert sum(e.rows for e in entries if not e.sequence.decoding) <= LIMITS.prefill_rows
         assert [e.sequence.decoding for e in entries] == sorted((e.sequence.decoding for e in entries), reverse=True)
         for entry in entries:
@@ -97,6 +103,75 @@ def test_a_context_rebuilt_in_the_middle_of_a_prompt_skips_no_row() -> None:
         play(scheduler, scheduler.plan()[0], 0)
     scheduler.rebuild_context(seq)
     assert seq.computed == seq.context == len(seq.tokens) - 1 - LIMITS.rebuild_window
+
+
+def finish(scheduler: Scheduler, seq: Sequence) -> None:
+    while seq in scheduler.running or seq in scheduler.waiting:
+        for entry in scheduler.plan():
+            play(scheduler, entry, 0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "computed", "cached"),
+    [
+        (0, 16, 16),  # four pages; the fifth holds the last prompt token, which is always computed
+        (3, 20 - 1 - LIMITS.rebuild_window, 13),  # a drafter wants the last tokens computed for its context
+    ],
+)
+def test_a_prompt_takes_over_the_pages_of_an_equal_one(budget: int, computed: int, cached: int) -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    first, second = sequence("first", 20, 3, 0), sequence("second", 20, 3, budget)
+    scheduler.add(first)
+    finish(scheduler, first)
+    scheduler.add(second)
+    (entry,) = scheduler.plan()
+    assert (second.computed, second.stored, second.stats.cached_tokens) == (computed, 16, cached)
+    assert entry.rows == min(20 - computed, LIMITS.prefill_rows)
+    finish(scheduler, second)
+    assert second.generated == 3
+
+
+def test_who_wants_no_prefix_cache_computes_all() -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    first, second = sequence("first", 20, 3, 0), sequence("second", 20, 3, 0)
+    second.request = replace(second.request, prefix_cache=False)
+    for seq in (first, second):
+        scheduler.add(seq)
+        finish(scheduler, seq)
+    assert second.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize("how", ["the pool is lost", "the first one is damaged"])
+def test_lost_rows_are_not_taken_over(how: str) -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    first, second = sequence("first", 20, 3, 0), sequence("second", 20, 3, 0)
+    scheduler.add(first)
+    for _ in range(3):
+        for entry in scheduler.plan():
+            play(scheduler, entry, 0)
+    if how == "the pool is lost":
+        finish(scheduler, first)
+        scheduler.restart_all()
+    else:
+        scheduler.finish(first, damaged=True)
+    scheduler.add(second)
+    scheduler.plan()
+    assert second.stats.cached_tokens == 0
+
+
+def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
+    scheduler = Scheduler(PageAllocator(6, PAGE), LIMITS)
+    old, new = sequence("old", 8, 9, 0), sequence("new", 9, 12, 0)
+    new.request = replace(new.request, prompt_ids=tuple(range(50, 59)))
+    new.tokens = list(new.request.prompt_ids)
+    for seq in (old, new):
+        scheduler.add(seq)
+    for _ in range(12):
+        for entry in scheduler.plan():
+            play(scheduler, entry, 0)
+    assert scheduler.preemptions
+    finish(scheduler, new)
+    assert new.generated == 12 and new.stats.cached_tokens >= 8
 
 
 def test_no_tree_reaches_past_the_context_or_the_last_token() -> None:

@@ -113,7 +113,7 @@ class Engine:
     """A round loop with its scheduler, and what it emitted."""
 
     def __init__(self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512) -> None:
-        pages = PageAllocator(verifier.pages, verifier.page_size)
+        pages = PageAllocator(verifier.pages - 1, verifier.page_size)
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
         self.loop = RoundLoop(self.scheduler, TOP_K, self._emit)

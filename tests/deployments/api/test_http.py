@@ -49,7 +49,7 @@ def test_a_developer_message_in_parts_is_a_system_message(client: openai.OpenAI)
     one = client.chat.completions.create(messages=[{"role": "developer", "content": parts}, *QUESTION], **ask)
     two = client.chat.completions.create(messages=[{"role": "system", "content": "Be brief."}, *QUESTION], **ask)
     assert one.choices[0].message.content == two.choices[0].message.content
-    assert one.usage == two.usage
+    assert one.usage.prompt_tokens == two.usage.prompt_tokens
 
 
 @pytest.mark.parametrize("budget", [0, 8])
@@ -102,7 +102,10 @@ def test_the_stream_of_a_chat(client: openai.OpenAI) -> None:
     assert [chunk.choices[0].finish_reason for chunk in content] == [None] * len(content)
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
     assert final.choices == []
-    assert final.usage == whole.usage
+    assert (final.usage.prompt_tokens, final.usage.total_tokens) == (
+        whole.usage.prompt_tokens,
+        whole.usage.total_tokens,
+    )
     rounds = figures(last)["rounds"]
     assert len(content) + 1 <= 1 + 1 + rounds, "the role, the prefill's token, and at most one chunk a round"
     assert len({chunk.id for chunk in chunks}) == 1
