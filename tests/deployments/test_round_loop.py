@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddtree.deployments.requests import Delta, GenerationRequest
+from ddtree.verifier.pages import page_keys
 
 from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
 
@@ -120,13 +121,36 @@ def test_rows_taken_over_change_no_token(verifier: LocalVerifier, temperature: f
     truth = {r.request_id: plain(verifier, r) for r in asked}
     engine = Engine(verifier)
     engine.loop.add_drafter(Guesser("d", {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}, 0))
-    sequences = []
-    for r in asked:  # one after the other
-        sequences.append(engine.add(r))
-        engine.run()
+    sequences = [engine.add(asked[0])]
+    engine.run()
+    pool, pages = verifier.target.pool, engine.scheduler.pages.share(page_keys(range(30), verifier.page_size))
+    pool.k[:, pages] += 1e-7  # still the same to any token, but not to a bit-wise comparison
+    before = pool.k[:, pages].clone()
+    sequences.append(engine.add(asked[1]))
+    engine.run()
     assert engine.output == truth
+    assert torch.equal(pool.k[:, pages], before), "who takes rows over does not write them"
     first, second = (s.stats.cached_tokens for s in sequences)
     assert (first, second) == (0, 28 if budget == 0 else 25), "whole pages of 4, less what the drafter's context wants"
+
+
+def test_an_answer_that_is_sent_back_finds_only_rows_in_their_place(verifier: LocalVerifier) -> None:
+    """The last accepted path of a request is never compacted; its rows must not be taken over."""
+    taken_over = 0
+    for i in range(12):
+        first = request(f"first{i}", [i, 3, 5], 14 + i % 4, 15)
+        answer = plain(verifier, first)
+        second = request(f"second{i}", [*first.prompt_ids, *answer, 2, i], 6, 0)
+        truth = {first.request_id: answer, second.request_id: plain(verifier, second)}
+        engine = Engine(verifier)
+        answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in (first, second)}
+        engine.loop.add_drafter(Guesser("d", answers, seed=i, errs=0.1))
+        for r in (first, second):
+            sequence = engine.add(r)
+            engine.run()
+        assert engine.output == truth
+        taken_over += sequence.stats.cached_tokens
+    assert taken_over > 12 * 8
 
 
 def test_drafts_save_rounds(verifier: LocalVerifier) -> None:
