@@ -81,7 +81,7 @@ class DrafterConfig(Section):
         5, gt=0, description="A draft that takes longer is done without, and its drafter forgotten."
     )
     rebuild_window: int = Field(
-        512, ge=1, description="Tokens re-run through the target to give a new drafter its context."
+        128, ge=1, description="Tokens re-run through the target to give a new drafter its context."
     )
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = N
         check_backend(config.verifier.backend)
         drafter = DrafterInfo.read(drafter_dir) if drafter_dir else None
         target = TargetInfo.read(resolve(config.target.model, progress))
+        check_backend(config.verifier.backend, target.model_type)
         if drafter:
             drafter.check_target(target.hidden_size, target.vocab_size, target.num_layers, target.name)
     except ValueError as error:

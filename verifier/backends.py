@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from ddtree.verifier import vllm_versions
+from ddtree.verifier.model_dir import MODEL_TYPES, TargetInfo
 
 if TYPE_CHECKING:  # torch stays out of whoever only checks a name
     from ddtree.verifier.target import Target
@@ -20,28 +25,62 @@ class TargetOptions(TypedDict):
     threads: int | None
 
 
-Loader = Callable[[str, TargetOptions], "Target"]
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among those that hold one target together, each a part of every layer."""
+
+    rank: int = 0
+    world_size: int = 1
+    init_address: str | None = None  # where they meet: "tcp://HOST:PORT" of rank 0; one alone needs none
 
 
-def _hf(model_dir: str, options: TargetOptions) -> Target:
+@dataclass(frozen=True)
+class Backend:
+    """One way to run a target."""
+
+    load: Callable[[str, TargetOptions, Ranks], Target]
+    check: Callable[[], None]  # raises ValueError, saying what to install, where it cannot run
+    model_types: tuple[str, ...]
+
+
+def _hf(model_dir: str, options: TargetOptions, ranks: Ranks) -> Target:
     from ddtree.verifier.hf import HFTarget
 
+    if ranks.world_size != 1:
+        raise ValueError(f"backend 'hf' runs a target in one process, not in {ranks.world_size}; use backend 'vllm'")
     return HFTarget(model_dir, **options)
 
 
-BACKENDS: dict[str, Loader] = {"hf": _hf}
+def _vllm(model_dir: str, options: TargetOptions, ranks: Ranks) -> Target:
+    from ddtree.verifier.vllm_target import VLLMTarget
+
+    return VLLMTarget(model_dir, **options, **vars(ranks))
 
 
-def check_backend(name: str) -> None:
-    """Raise ValueError, naming the valid ones, where no backend has this name."""
-    valid = ", ".join(BACKENDS)
-    if name == "vllm":
-        raise ValueError(f"backend 'vllm' comes with the `vllm` extra and is not built in yet; valid are: {valid}")
+BACKENDS: dict[str, Backend] = {
+    "hf": Backend(_hf, lambda: None, ("llama", "qwen2", "qwen3", "qwen3_moe")),
+    "vllm": Backend(_vllm, vllm_versions.check, MODEL_TYPES),
+}
+
+
+def check_backend(name: str, model_type: str | None = None) -> None:
+    """Raise ValueError where no backend has this name (naming the valid ones), it lacks what it needs, or it cannot
+    serve models of this type (naming the backends that can)."""
     if name not in BACKENDS:
-        raise ValueError(f"unknown verifier backend '{name}'; valid are: {valid}")
+        raise ValueError(f"unknown verifier backend '{name}'; valid are: {', '.join(BACKENDS)}")
+    if model_type is not None and model_type not in BACKENDS[name].model_types:
+        can = " or ".join(f"'{other}'" for other, backend in BACKENDS.items() if model_type in backend.model_types)
+        raise ValueError(f"backend '{name}' cannot serve '{model_type}' models; use backend {can}")
+    BACKENDS[name].check()
 
 
-def load_target(backend: str, model_dir: str, **options: Unpack[TargetOptions]) -> Target:
-    """Load the model at `model_dir` with the named backend. Raises ValueError for an unknown name."""
+def load_target(
+    backend: str, model_dir: str, *, ranks: Ranks | None = None, **options: Unpack[TargetOptions]
+) -> Target:
+    """Load the model at `model_dir`, or this rank's part of it, with the named backend.
+
+    Raises ValueError for an unknown name, and where the backend cannot run here or cannot serve this model.
+    """
     check_backend(backend)
-    return BACKENDS[backend](model_dir, options)
+    check_backend(backend, TargetInfo.read(Path(model_dir)).model_type)
+    return BACKENDS[backend].load(model_dir, options, ranks or Ranks())

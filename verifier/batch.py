@@ -46,6 +46,14 @@ class VerifyBatch:
     sampling: SamplingRows
     commit: Commit | None = None
 
+    def check(self, page_size: int) -> None:
+        """Raise ValueError where the batch contradicts itself or a pool of this page size."""
+        lengths = {len(self.tokens), len(self.positions), len(self.slots), len(self.rows.ancestors)}
+        if len(lengths) != 1:
+            raise ValueError(f"tokens, positions, slots and ancestors of a batch differ in length: {sorted(lengths)}")
+        if self.rows.page_size != page_size:
+            raise ValueError(f"batch has pages of {self.rows.page_size} tokens, the pool of {page_size}")
+
 
 @dataclass(frozen=True)
 class VerifyResult:

@@ -16,6 +16,19 @@ def choose_dtype(device: torch.device | str) -> torch.dtype:
     return torch.bfloat16 if _cpu_flags() & _BF16_FLAGS else torch.float32
 
 
+def resolve_dtype(name: str | torch.dtype, device: torch.device | str) -> torch.dtype:
+    """A torch dtype of its name, or what suits the device for "auto". Raises ValueError for any other name."""
+    valid = ("float32", "bfloat16", "float16")
+    if isinstance(name, torch.dtype):
+        return name
+    if name == "auto":
+        return choose_dtype(device)
+    if name not in valid:
+        raise ValueError(f"unknown dtype '{name}'; valid are auto, {', '.join(valid)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def _cpu_flags() -> set[str]:
     """Of the first processor in /proc/cpuinfo; empty where the system has no such file."""
     try:

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ddtree.kernels import Rows, kv_compact, verify_attn
 from ddtree.kernels.packed_linear import pack_linears
 from ddtree.verifier.batch import Commit, VerifyBatch, VerifyResult
-from ddtree.verifier.dtype import choose_dtype
+from ddtree.verifier.dtype import resolve_dtype
 from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.noise import KeyedNoise
 from ddtree.verifier.pool import KVPool
@@ -57,7 +57,7 @@ class HFTarget:
     """A target run by transformers.
 
     Args:
-        model_dir: a Hugging Face directory of a supported type (`model_dir.MODEL_TYPES`).
+        model_dir: a Hugging Face directory of a type that this backend serves (see `backends`).
         dtype: of weights and KV; a torch name or "auto" (see `choose_dtype`).
         device: "cpu" or a CUDA device.
         page_size, pages: shape of the KV pool.
@@ -78,14 +78,11 @@ class HFTarget:
         threads: int | None = None,
     ) -> None:
         self.info = TargetInfo.read(Path(model_dir))
-        if bad := [i for i in feature_layers if not 0 <= i < self.info.num_layers]:
-            raise ValueError(
-                f"feature layers {bad} do not exist; {self.info.name} has layers 0 to {self.info.num_layers - 1}"
-            )
+        self.info.check_layers(feature_layers)
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device)
-        self.dtype = choose_dtype(self.device) if dtype == "auto" else _torch_dtype(dtype)
+        self.dtype = resolve_dtype(dtype, self.device)
         self._model = _load(Path(model_dir), self.dtype, self.device)
         self._decoder = self._model.get_decoder()
         self._lm_head = self._model.get_output_embeddings()
@@ -107,7 +104,7 @@ class HFTarget:
     @torch.inference_mode()
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit, forward, draw; see `Target.step`. Raises ValueError where a batch contradicts itself or the pool."""
-        self._check(batch)
+        batch.check(self.pool.page_size)
         started = time.perf_counter()
         if batch.commit is not None:
             self._commit(batch.commit)
@@ -129,21 +126,8 @@ class HFTarget:
         return VerifyResult(y, features, {"commit": committed - started, "verify": verified - committed})
 
     def _commit(self, commit: Commit) -> None:
-        kv_compact(
-            (self.pool.k, self.pool.v),
-            commit.page_table,
-            self.pool.page_size,
-            commit.seq_len,
-            commit.path,
-            commit.n_accepted,
-        )
-
-    def _check(self, batch: VerifyBatch) -> None:
-        lengths = {len(batch.tokens), len(batch.positions), len(batch.slots), len(batch.rows.ancestors)}
-        if len(lengths) != 1:
-            raise ValueError(f"tokens, positions, slots and ancestors of a batch differ in length: {sorted(lengths)}")
-        if batch.rows.page_size != self.pool.page_size:
-            raise ValueError(f"batch has pages of {batch.rows.page_size} tokens, the pool of {self.pool.page_size}")
+        size = self.pool.page_size
+        kv_compact(self.pool.caches, commit.page_table, size, commit.seq_len, commit.path, commit.n_accepted)
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -163,12 +147,3 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
 def _keep_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
     """Forward hook of a decoder layer: keep its output for the features of this step."""
     kwargs["ddtree"].features[module.self_attn.layer_idx] = output[0]  # type: ignore[union-attr]
-
-
-def _torch_dtype(name: str | torch.dtype) -> torch.dtype:
-    valid = ("float32", "bfloat16", "float16")
-    if isinstance(name, torch.dtype):
-        return name
-    if name not in valid:
-        raise ValueError(f"unknown dtype '{name}'; valid are auto, {', '.join(valid)}")
-    return getattr(torch, name)

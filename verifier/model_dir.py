@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddtree.verifier import embedded
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")  # of any backend; `backends` knows which
+_LATENT_TYPES = ("deepseek_v3",)
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Keys of config.json that do not change what the model computes.
 _VOLATILE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
@@ -33,12 +34,21 @@ class TargetInfo:
     eos_token_ids: tuple[int, ...]  # ascending; generation ends with any of them
     model_type: str
     fingerprint: str  # hex; equal for two directories that describe the same model
+    # Multi-head latent attention: width of the one KV row that all heads share, latent and rotary part; num_kv_heads
+    # and head_dim then say nothing of the KV pool. None: K and V per head.
+    latent_width: int | None = None
+
+    def check_layers(self, layers: Iterable[int]) -> None:
+        """Raise ValueError where the model lacks one of these layers."""
+        if bad := [i for i in layers if not 0 <= i < self.num_layers]:
+            raise ValueError(f"feature layers {bad} do not exist; {self.name} has layers 0 to {self.num_layers - 1}")
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of K and V that one token takes over all layers, for `float32`, `bfloat16` or `float16`."""
+        """Bytes of KV that one token takes over all layers (and ranks), for `float32`, `bfloat16` or `float16`."""
         if dtype not in _DTYPE_BYTES:
             raise ValueError(f"unknown KV dtype '{dtype}'; valid are {', '.join(_DTYPE_BYTES)}")
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[dtype]
+        width = self.latent_width or 2 * self.num_kv_heads * self.head_dim
+        return self.num_layers * width * _DTYPE_BYTES[dtype]
 
     @classmethod
     def read(cls, model_dir: Path) -> TargetInfo:
@@ -85,6 +95,7 @@ class TargetInfo:
             eos_token_ids=_eos_ids(config, _read_json(model_dir / "generation_config.json") or {}),
             model_type=model_type,
             fingerprint=_fingerprint(config, manifest),
+            latent_width=size("kv_lora_rank") + size("qk_rope_head_dim") if model_type in _LATENT_TYPES else None,
         )
 
 

@@ -60,7 +60,7 @@ def test_output_is_plain_decoding(
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     longest = max(len(r.prompt_ids) + r.max_tokens + r.budget + 1 for r in asked)
-    verifier.pages, kept = max(pages, -(-longest // verifier.page_size)), verifier.pages
+    verifier.pages, kept = max(pages, -(-longest // verifier.page_size)) + 1, verifier.pages  # one is scratch
     engine = Engine(verifier)
     verifier.pages = kept
     first = Guesser("first", answers, seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from ddtree.kernels import AcceptedPath, DraftTree, Rows, tree_build
 from ddtree.verifier.batch import Commit, SamplingRows, VerifyBatch
@@ -210,6 +210,9 @@ SIZES = {
 TINY = {
     "llama": lambda: LlamaConfig(**SIZES),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SIZES, head_dim=16, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
+    ),
 }
 
 
