@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/smollm2-cpu.yaml
-CUDA_SOURCES := $(wildcard kernels/csrc/*.cu kernels/csrc/*.cuh kernels/csrc/include/*.h tests/kernels/c_program/*.c)
+EMULATOR := tests/kernels/emulator
+CUDA_SOURCES := $(wildcard kernels/csrc/*.cu kernels/csrc/*.cuh kernels/csrc/include/*.h tests/kernels/c_program/*.c \
+	$(EMULATOR)/*.cpp $(EMULATOR)/*.h $(EMULATOR)/include/*.h $(EMULATOR)/include/*/*.h $(EMULATOR)/include/*/*/*.h)
 PACKAGES := kernels drafter verifier deployments
 
 .PHONY: serve test lint types

@@ -201,7 +201,7 @@ __device__ __forceinline__ void run_item(const AttnCall &call, const Item &item,
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads, kMaxCtas) gqa_kernel(const __grid_constant__ AttnCall call) {
-    extern __shared__ __align__(1024) char shared[];
+    KDTREE_DYNAMIC_SHARED(1024, char, shared);
     const int items = call.plan.header->items;
     for (int i = blockIdx.x; i < items; i += gridDim.x) {
         const Item item = call.plan.items[i];
@@ -213,8 +213,7 @@ template <typename T, int D>
 int32_t launch(const AttnCall &call, int grid) {
     constexpr int kShared = Shape<D>::kSharedBytes;
     KDTREE_TRY(from_cuda(cudaFuncSetAttribute(gqa_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)));
-    gqa_kernel<T, D><<<grid, kThreads, kShared, call.stream>>>(call);
-    return launch_status();
+    return enqueue(gqa_kernel<T, D>, grid, kThreads, kShared, call.stream, call);
 }
 
 template <int D>

@@ -15,7 +15,7 @@ using Small = Config<32, 1, 28, true>;  // 98 KB: all others
 
 template <typename T, class C>
 __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const __grid_constant__ Parameters p) {
-    extern __shared__ __align__(128) uint8_t memory[];
+    KDTREE_DYNAMIC_SHARED(128, uint8_t, memory);
     auto &shared = *reinterpret_cast<Shared<C> *>(memory);
     if (static_cast<int>(blockIdx.x) >= p.header->items) return;
     if (const int warp = threadIdx.x / 32; warp < C::kSlots / 32) {
@@ -57,8 +57,7 @@ int32_t launch(const AttnCall &call) {
                        call.attn.heads,
                        static_cast<int>(slot_bytes),
                        call.attn.scale * kLog2e};
-    mla_kernel<T, C><<<ctas, kThreads, kBytes, call.stream>>>(p);
-    return launch_status();
+    return enqueue(mla_kernel<T, C>, ctas, kThreads, kBytes, call.stream, p);
 }
 
 template <typename T>

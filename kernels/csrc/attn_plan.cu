@@ -173,8 +173,7 @@ Plan plan_view(const kdtree_rows &rows, void *plan) {
 }
 
 int32_t launch_plan(const kdtree_rows &rows, const kdtree_attn &attn, const Device &device, void *plan, cudaStream_t stream) {
-    plan_kernel<<<1, kThreads, 0, stream>>>(rows, attn, plan_view(rows, plan), attn_workers(attn, device));
-    return launch_status();
+    return enqueue(plan_kernel, 1, kThreads, 0, stream, rows, attn, plan_view(rows, plan), attn_workers(attn, device));
 }
 
 }  // namespace kdtree

@@ -135,7 +135,7 @@ extern "C" int32_t kdtree_kv_compact(const kdtree_cache *caches, int32_t cache_c
     const int threads = std::clamp(ceil_div(most, 32) * 32, kLeastThreads, kThreads);
     for (int first = 0; first < sequences; first += kMaxGridZ) {
         const dim3 grid(ceil_div(most, threads), cache_count, std::min(kMaxGridZ, sequences - first));
-        compact_kernel<<<grid, threads, 0, stream>>>(call, first);
+        KDTREE_TRY(enqueue(compact_kernel, grid, threads, 0, stream, call, first));
     }
-    return launch_status();
+    return KDTREE_OK;
 }

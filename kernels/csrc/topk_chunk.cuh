@@ -124,11 +124,11 @@ struct Chunk {
             const uint4 vector = mine[v * kScanThreads];
 #pragma unroll
             for (int i = 0; i < kPerVector; ++i) {
-                sums[i % 4] += exp2_fast(fmaf(value(vector, i), scale, -shift));
+                sums[i % 4] += exp2_approx(fmaf(value(vector, i), scale, -shift));
             }
         }
         const float lost = fmaf(peak, scale, -shift);
-        return {peak, ((sums[0] + sums[1]) + (sums[2] + sums[3])) * exp2_fast(-lost)};
+        return {peak, ((sums[0] + sums[1]) + (sums[2] + sums[3])) * exp2_approx(-lost)};
     }
 
     // What is not finite becomes -inf. Rare, so few registers matter more than speed.

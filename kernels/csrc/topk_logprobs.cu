@@ -49,8 +49,7 @@ int32_t launch_merge(const Source &source, const Best &out, int rows, kdtree_str
     while (sorted_size < out.k + out.k / 4) {
         sorted_size *= 2;
     }
-    merge<<<rows, kMergeThreads, 0, stream>>>(source, out, sorted_size);
-    return launch_status();
+    return enqueue(merge<Source>, rows, kMergeThreads, 0, stream, source, out, sorted_size);
 }
 
 int32_t run(const kdtree_topk_input &in, const Best &out, void *workspace, size_t workspace_bytes, kdtree_stream stream) {
@@ -79,9 +78,9 @@ int32_t run(const kdtree_topk_input &in, const Best &out, void *workspace, size_
         auto *kernel = in.dtype == KDTREE_FLOAT32    ? scan<KDTREE_FLOAT32>
                        : in.dtype == KDTREE_BFLOAT16 ? scan<KDTREE_BFLOAT16>
                                                      : scan<KDTREE_FLOAT16>;
-        kernel<<<dim3(in.rows, layout.chunks), kScanThreads, scan_shared_bytes(layout.slots), stream>>>(
-            rows, in.k, layout.slots, keys, masses);
-        KDTREE_TRY(launch_status());
+        const dim3 grid(in.rows, layout.chunks);
+        const size_t shared_bytes = scan_shared_bytes(layout.slots);
+        KDTREE_TRY(enqueue(kernel, grid, kScanThreads, shared_bytes, stream, rows, in.k, layout.slots, keys, masses));
     }
     const Chunks source{keys, masses, layout.chunks, layout.slots};
     return launch_merge(source, out, in.rows, stream);

@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge(Source source, Best out, 
     for (int part = thread; part < source.parts; part += kMergeThreads) {
         const Mass other = source.mass(row, part);
         const float peak = fmaxf(mass.peak, other.peak);
-        mass = {peak, mass.sum * exp2_fast((mass.peak - peak) * kLog2E) + other.sum * exp2_fast((other.peak - peak) * kLog2E)};
+        mass = {peak,
+                mass.sum * exp2_approx((mass.peak - peak) * kLog2E) + other.sum * exp2_approx((other.peak - peak) * kLog2E)};
     }
     mass = add_warp(mass);
     Search values{kAll, 0, 0, 0};

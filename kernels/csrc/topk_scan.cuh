@@ -96,7 +96,7 @@ __device__ inline uint32_t bound_of_bests(uint32_t best, Search search, int k, S
 template <int dtype>
 __global__ void __launch_bounds__(kScanThreads, kBlocksAtOnce) scan(Rows rows, int k, int slots, uint64_t *keys, Mass *masses) {
     using Held = Chunk<dtype>;
-    extern __shared__ uint4 logits[];                                                  // [kVectors · kScanThreads]
+    KDTREE_DYNAMIC_SHARED(16, uint4, logits);                                          // [kVectors · kScanThreads]
     uint64_t *found = reinterpret_cast<uint64_t *>(logits + kVectors * kScanThreads);  // [slots]
     __shared__ ScanShared shared;
     Block<kScanThreads> block(shared.block);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common.cuh"
+#include "ptx.cuh"
 
 namespace kdtree::topk {
 
@@ -26,12 +27,6 @@ __device__ inline uint32_t key_tie(uint64_t key) { return static_cast<uint32_t>(
 __device__ inline uint32_t tie_of(int32_t id) { return ~static_cast<uint32_t>(id); }
 __device__ inline int32_t id_of(uint32_t tie) { return static_cast<int32_t>(~tie); }
 
-__device__ inline float exp2_fast(float x) {  // 2 ulp, flushes to zero
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 constexpr float kLog2E = 1.4426950408889634f;
 
 // A sum of exponentials relative to its largest term's exponent: sum · exp(peak). Nothing summed: (-FLT_MAX, 0), so that
@@ -42,7 +37,7 @@ struct Mass {
 
 __device__ inline Mass add_warp(Mass mass) {
     const float peak = from_ordered(__reduce_max_sync(kAll, ordered(mass.peak)));
-    float sum = mass.sum * exp2_fast((mass.peak - peak) * kLog2E);
+    float sum = mass.sum * exp2_approx((mass.peak - peak) * kLog2E);
     for (int offset = 16; offset > 0; offset /= 2) {
         sum += __shfl_xor_sync(kAll, sum, offset);
     }

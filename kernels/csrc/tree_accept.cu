@@ -75,6 +75,5 @@ extern "C" int32_t kdtree_tree_accept(const int32_t *y, const kdtree_tree *tree,
     }
     const AcceptCall call{y,          tree->tokens, tree->first_child, tree->next_sibling, nodes, max_depth + 1, path,
                           n_accepted, bonus};
-    accept_kernel<<<batch, ceil_div(nodes, 32) * 32, 0, stream>>>(call);
-    return launch_status();
+    return enqueue(accept_kernel, batch, ceil_div(nodes, 32) * 32, 0, stream, call);
 }

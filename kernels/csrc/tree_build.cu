@@ -34,7 +34,7 @@ __device__ __forceinline__ int budget_of(const kdtree_build_input &in) {
 
 __global__ void __launch_bounds__(kSmallThreads, 1)
     small_kernel(const kdtree_build_input in, const kdtree_tree out, const BuildSizes sizes) {
-    extern __shared__ __align__(16) char memory[];
+    KDTREE_DYNAMIC_SHARED(16, char, memory);
     __shared__ Answer<kSmallNodes> answer;
     __shared__ Popped popped;
     __shared__ __align__(16) uint32_t masks[kSmallNodes * kSmallPitch];
@@ -90,7 +90,7 @@ __device__ __forceinline__ int cut_out(const BuildSizes &sizes, const float *val
 template <int kThreads, bool kWide>
 __global__ void __launch_bounds__(kThreads, 1)
     large_kernel(const kdtree_build_input in, const kdtree_tree out, const BuildSizes sizes, float *workspace) {
-    extern __shared__ __align__(16) char memory[];
+    KDTREE_DYNAMIC_SHARED(16, char, memory);
     Work<kThreads> &work = *reinterpret_cast<Work<kThreads> *>(memory);
     uint32_t *const masks = reinterpret_cast<uint32_t *>(memory + sizeof(work));
     int *const paths = reinterpret_cast<int *>(masks) + mask_words(sizes);
@@ -157,8 +157,7 @@ bool is_wide(const BuildSizes &sizes, const Device &device) {
 int32_t launch_small(const kdtree_build_input &in, const kdtree_tree &out, BuildSizes sizes, cudaStream_t stream) {
     sizes.pitch = kSmallPitch;
     sizes.tile_rows = sizes.size;
-    small_kernel<<<in.batch, kSmallThreads, candidate_bytes(sizes), stream>>>(in, out, sizes);
-    return launch_status();
+    return enqueue(small_kernel, in.batch, kSmallThreads, candidate_bytes(sizes), stream, in, out, sizes);
 }
 
 template <int kThreads, bool kWide>
@@ -174,8 +173,7 @@ int32_t launch_large(const kdtree_build_input &in, const kdtree_tree &out, Build
     bytes += mask_words(sizes) * sizeof(uint32_t);
     const auto kernel = large_kernel<kThreads, kWide>;
     KDTREE_TRY(from_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))));
-    kernel<<<in.batch, kThreads, bytes, stream>>>(in, out, sizes, static_cast<float *>(workspace));
-    return launch_status();
+    return enqueue(kernel, in.batch, kThreads, bytes, stream, in, out, sizes, static_cast<float *>(workspace));
 }
 
 int32_t check(const kdtree_build_input &in) {

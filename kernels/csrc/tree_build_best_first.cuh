@@ -7,6 +7,7 @@
 // the next. That is why an entry brings the keys of the two that follow it along, and why neighbours are fetched early.
 #pragma once
 
+#include "ptx.cuh"
 #include "tree_build.cuh"
 
 namespace kdtree {
@@ -51,20 +52,6 @@ __device__ __forceinline__ uint32_t opaque(uint32_t value) {
     return value;
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
-    return opaque(static_cast<uint32_t>(__cvta_generic_to_shared(pointer)));
-}
-
-__device__ __forceinline__ float load_shared(uint32_t address) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
-    return value;
-}
-
-__device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 struct Popped {
     uint32_t place[kSmallNodes];
     float score[kSmallNodes];
@@ -73,8 +60,8 @@ struct Popped {
 // Fills `popped` by node; returns the number of nodes besides the root.
 __device__ __forceinline__ int pop_all(const float *values, int stride, int budget, Popped &popped) {
     constexpr uint32_t kWord = 4;
-    const uint32_t first_row = shared_address(values), row_bytes = stride * kWord;
-    const uint32_t first_place = shared_address(popped.place), first_score = shared_address(popped.score);
+    const uint32_t first_row = opaque(shared_address(values)), row_bytes = stride * kWord;
+    const uint32_t first_place = opaque(shared_address(popped.place)), first_score = opaque(shared_address(popped.score));
     const uint32_t lane = opaque(lane_id());
     Entry entry{kNoKey, 0, kNoKey, kNoKey};
     if (lane == 0) {

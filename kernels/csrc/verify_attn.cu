@@ -40,7 +40,9 @@ int32_t check(const kdtree_rows *rows, const kdtree_attn *attn, Device *device) 
 
 int32_t check_arrays(const kdtree_rows &rows) {
     if (!rows.sequences) return KDTREE_OK;
-    const bool all = rows.row_offsets && rows.q_len && rows.seq_len && rows.page_table && rows.causal && rows.ancestors;
+    const bool pages = rows.page_table || !rows.pages;  // an array without elements may have no address
+    const bool ancestors = rows.ancestors || !rows.total_rows || !rows.ancestor_words;
+    const bool all = rows.row_offsets && rows.q_len && rows.seq_len && rows.causal && pages && ancestors;
     return all ? KDTREE_OK : KDTREE_BAD_ARGUMENT;
 }
 

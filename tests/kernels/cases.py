@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddtree.kernels import Rows, verify_attn, verify_attn_mla
 
-from .devices import poisoned_memory
+from .devices import poisoned_memory, runs_cuda_sources
 from .ref import attention_row, slot
 
 GARBAGE = -(2**31)
@@ -46,7 +46,7 @@ class Case:
     def on(self, device: str) -> Case:
         """The case on a device; for the CUDA kernels, which have 16-bit inputs only, at a width that they serve."""
         case = replace(self, device=device)
-        if device == "cpu" or self.exact:
+        if self.exact or not runs_cuda_sources(device):
             return case
         return replace(case, dim=576, v_dim=512) if self.v_dim else replace(case, dim=SERVED.get(self.dim, self.dim))
 
@@ -64,7 +64,7 @@ class Inputs:
         q, *caches = (x.to(case.device) for x in (self.q, *self.caches))
         tensors = {name: x.to(case.device) for name, x in vars(self.rows).items() if isinstance(x, Tensor)}
         rows, scale = replace(self.rows, **tensors), case.dim**-0.5
-        with nullcontext() if case.device == "cpu" or case.exact else poisoned_memory():
+        with poisoned_memory() if runs_cuda_sources(case.device) and not case.exact else nullcontext():
             if case.v_dim is None:
                 out, lse = verify_attn(q, *caches, rows, scale=scale)
             else:

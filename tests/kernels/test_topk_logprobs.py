@@ -14,12 +14,11 @@ from torch import Tensor
 from ddtree.kernels import topk_logprobs
 from ddtree.kernels.topk_logprobs import topk_merge, topk_partial
 
+from .devices import on_devices
 from .ref import compare
 from .strategies import seeds
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-on_devices = pytest.mark.parametrize("device", DEVICES)
 
 
 def expected(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -97,6 +97,14 @@ def test_rows_past_q_len_and_empty_sequences(dtype, device):
     assert torch.isfinite(out).all()
 
 
+@on_devices
+@on_dtypes
+@pytest.mark.parametrize("padded_rows", [0, 3])
+def test_no_sequence_has_a_row(padded_rows, dtype, device):
+    """Tensors without elements have no address: with padding the page table, without it all that counts rows."""
+    check(Case((0, 0), (0, 0), (False, True), padded_rows=padded_rows, dtype=dtype).on(device))
+
+
 def path_alone(inputs: Inputs, node: int) -> Inputs:
     """The node's path as a chain of its own, moved to the slots right after the prefix."""
     path, start = inputs.visible[0][node], inputs.case.kv[0]
@@ -235,7 +243,17 @@ def test_rows_are_checked_when_made():
         replace(rows, page_size=0)
 
 
-if torch.cuda.is_available():  # by name, because AUTO chooses only one of them here
+@on_devices
+@pytest.mark.parametrize("kernel", ["PORTABLE", "PORTABLE_SMALL"])  # by name, because AUTO chooses only one
+def test_portable_mla_kernels(kernel, device, monkeypatch):
+    case = Case((0, 1, 63, 65, 200), (5, 3, 17, 33, 0), (True, False, False, False, True), kv_heads=1, page_size=5)
+    chosen = partial(cuda.verify_attn_mla, kernel=getattr(native, f"KERNEL_{kernel}"))
+    monkeypatch.setattr(cuda, "verify_attn_mla", chosen)
+    for dtype in (torch.bfloat16, torch.float16):
+        check(replace(case, dim=576, v_dim=512, dtype=dtype, padded_rows=2, garbage_pages=2).on(device))
+
+
+if torch.cuda.is_available():
 
     @pytest.mark.parametrize("kernel", ["PORTABLE", "PORTABLE_SMALL", "HOPPER"])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
