@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtree.deployments.requests import Delta, GenerationRequest
+from ddtree.deployments.requests import GenerationRequest
 from ddtree.verifier.pages import page_keys
 
 from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
@@ -60,7 +60,7 @@ def test_output_is_plain_decoding(
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     longest = max(len(r.prompt_ids) + r.max_tokens + r.budget + 1 for r in asked)
-    verifier.pages, kept = max(pages, -(-longest // verifier.page_size)) + 1, verifier.pages  # one is scratch
+    verifier.pages, kept = max(pages, -(-longest // verifier.page_size) + 1), verifier.pages  # one is scratch
     engine = Engine(verifier)
     verifier.pages = kept
     first = Guesser("first", answers, seed)
@@ -102,15 +102,7 @@ def test_output_is_plain_decoding(
     engine.run(lambda i: between(i + last_arrival + 1))
 
     verifier.fail_next = False
-    for name, tokens in truth.items():
-        got = engine.output.get(name, [])
-        if name in cancelled:
-            assert got == tokens[: len(got)]
-        else:
-            assert got == tokens
-            last = engine.last[name]
-            assert isinstance(last, Delta) and last.finish_reason == "length"
-    assert engine.scheduler.pages.free_pages == engine.scheduler.pages.pages, "every page is free again"
+    engine.check_end(truth, cancelled)
     assert not engine.scheduler.running and not engine.scheduler.waiting
 
 

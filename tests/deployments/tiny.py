@@ -142,6 +142,18 @@ class Engine:
                 self.loop.verifier_lost()
         raise AssertionError("the requests do not end")
 
+    def check_end(self, truth: dict[str, list[int]], cancelled: set[str]) -> None:
+        """Every request got its own tokens, as far as it was not cancelled, and every page is free again."""
+        for name, tokens in truth.items():
+            got = self.output.get(name, [])
+            if name in cancelled:
+                assert got == tokens[: len(got)]
+            else:
+                assert got == tokens
+                last = self.last[name]
+                assert isinstance(last, Delta) and last.finish_reason == "length"
+        assert self.scheduler.pages.free_pages == self.scheduler.pages.pages, "every page is free again"
+
 
 def plain(verifier: LocalVerifier, request: GenerationRequest) -> list[int]:
     """The request alone, without drafts."""
