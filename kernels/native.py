@@ -17,7 +17,6 @@ MAX_CACHES = 128
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 KERNEL_AUTO, KERNEL_PORTABLE, KERNEL_HOPPER, KERNEL_PORTABLE_SMALL = range(4)
-UNSUPPORTED_SHAPE, UNSUPPORTED_ARCHITECTURE = 2, 3
 
 
 class TopkInput(Structure):
@@ -108,18 +107,12 @@ class Library:
     def __init__(self, path: Path) -> None:
         """Raises OSError where the file cannot be loaded, RuntimeError where it has another ABI version."""
         self._lib = ctypes.CDLL(str(path))
-        for name in ("kdtree_abi_version", "kdtree_max_qlen"):
-            getattr(self._lib, name).argtypes = ()
+        self._lib.kdtree_abi_version.argtypes = ()
         self._lib.kdtree_status_string.argtypes, self._lib.kdtree_status_string.restype = (c_int32,), c_char_p
         if (version := self._lib.kdtree_abi_version()) != ABI_VERSION:
             raise RuntimeError(f"{path} has ABI version {version}; this program needs {ABI_VERSION}. Build it again.")
         for name, arguments in _SIGNATURES.items():
             getattr(self._lib, name).argtypes = arguments
-
-    @property
-    def max_qlen(self) -> int:
-        """Most rows of one tree, root included."""
-        return int(self._lib.kdtree_max_qlen())
 
     def call(self, function: str, *arguments: object) -> None:
         """Enqueues one operation; structures go by reference. Raises KernelError for any status but 0."""

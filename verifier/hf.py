@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
-from ddtree.kernels import Rows, kv_compact, verify_attn
+from ddtree.kernels import Rows, verify_attn
 from ddtree.kernels.packed_linear import pack_linears
-from ddtree.verifier.batch import Commit, VerifyBatch, VerifyResult
+from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import resolve_dtype
 from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.noise import KeyedNoise
@@ -107,7 +107,7 @@ class HFTarget:
         batch.check(self.pool.page_size)
         started = time.perf_counter()
         if batch.commit is not None:
-            self._commit(batch.commit)
+            self.pool.commit(batch.commit)
         committed = time.perf_counter()
         step = _Step(self.pool, batch.slots, batch.rows)
         hidden = self._decoder(
@@ -124,10 +124,6 @@ class HFTarget:
         y = sample(logits, batch.positions[wanted] + 1, batch.sampling, self._noise)
         verified = time.perf_counter()
         return VerifyResult(y, features, {"commit": committed - started, "verify": verified - committed})
-
-    def _commit(self, commit: Commit) -> None:
-        size = self.pool.page_size
-        kv_compact(self.pool.caches, commit.page_table, size, commit.seq_len, commit.path, commit.n_accepted)
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:

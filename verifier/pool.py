@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ddtree.kernels import kv_compact
+from ddtree.verifier.batch import Commit
+
 
 class Pool:
     """Cache tensors of all layers in pages. Zero at first: a masked-out slot is multiplied by 0 and must not hold NaN."""
@@ -35,6 +38,10 @@ class Pool:
     def layer(self, i: int) -> Tensor:
         """[caches, pages, page, …] of one layer."""
         return self._all[:, i]
+
+    def commit(self, paths: Commit) -> None:
+        """Move the rows of accepted paths to where plain decoding would have put them, in every layer."""
+        kv_compact(self.caches, paths.page_table, self.page_size, paths.seq_len, paths.path, paths.n_accepted)
 
     @property
     def bytes(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadata, MLAAttentionImpl
 
-from ddtree.kernels import Rows, kv_compact, verify_attn, verify_attn_mla
+from ddtree.kernels import Rows, verify_attn, verify_attn_mla
 from ddtree.verifier import vllm_versions
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import resolve_dtype
@@ -202,9 +202,8 @@ class VLLMTarget:
         """
         batch.check(self.pool.page_size)
         started = time.perf_counter()
-        if (commit := batch.commit) is not None:
-            size = self.pool.page_size
-            kv_compact(self.pool.caches, commit.page_table, size, commit.seq_len, commit.path, commit.n_accepted)
+        if batch.commit is not None:
+            self.pool.commit(batch.commit)
         committed = time.perf_counter()
         rows = len(batch.tokens)
         step = _Step(batch.rows, num_actual_tokens=rows, num_decode_tokens=rows)
