@@ -63,7 +63,7 @@ struct Shared {
     uint8_t ring[kEntries][kEntryBytes];
     uint8_t rotary_queries[kPieceBytes];
     uint8_t step_queries[kTileRows * 32];  // those of step kHeldSteps; 8 rows of 16 bytes together
-    float inverse[2][kTileRows];           // of the denominators, for odd and even items
+    float inverse[2][kTileRows];           // of the denominators, for odd and even items; see query_warpgroup
     int8_t exponent[kEntries][kTileRows];  // the output so far is to be multiplied by 2^exponent, where `rescale`
     bool rescale[kEntries][4];             // by warp
     uint64_t full[kEntries][kParts];       // the copy engine has written the part
@@ -341,6 +341,9 @@ __device__ __forceinline__ void query_warpgroup(const Params &p) {
                 for (int half = 0; half < 2; ++half) {
                     const float sum = quad_sum(total[half]);
                     const int row = fragment_row() + half * 8;
+                    // Item n's are read before its last entry, e, is given back; that entry is loaded again as e + kEntries,
+                    // and this is entry e + 4 at least. (racecheck follows no order through the copy engine and objects.)
+                    static_assert(kEntries <= 4);
                     if (lane() % 4 == 0) {
                         s.inverse[odd][row] = sum > 0 ? 1 / sum : 0;
                         if (row < item.row_count)

@@ -22,10 +22,14 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const __grid_constant_
         if (threadIdx.x % 32 == 0) open<C>(shared.cursors[warp], p, blockIdx.x);
         __syncwarp();
         for (int stage = 0; stage < kStages; ++stage) {
-            shared.slots[stage][threadIdx.x] = take_slot<C>(shared.cursors[warp], p, threadIdx.x);
+            shared.slots[stage][threadIdx.x] = take_slot<C>(shared.cursors[warp], p, threadIdx.x).slot(p);
         }
     }
     if (threadIdx.x < kStages * (C::kSlots / kCopySlots)) barrier_init((&shared.landed[0][0])[threadIdx.x], kValueThreads);
+    if (threadIdx.x == 0) {
+        barrier_init(shared.scored, kScoreThreads);
+        barrier_init(shared.taken, kValueThreads);
+    }
     __syncthreads();
     if (threadIdx.x < kScoreThreads) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // registers can move from warp to warp; elsewhere each has 168
@@ -56,6 +60,7 @@ int32_t launch(const AttnCall &call) {
                        call.partial_lse,
                        call.attn.heads,
                        static_cast<int>(slot_bytes),
+                       Division(call.rows.page_size),
                        call.attn.scale * kLog2e};
     return enqueue(mla_kernel<T, C>, ctas, kThreads, kBytes, call.stream, p);
 }

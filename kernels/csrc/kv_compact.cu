@@ -1,20 +1,18 @@
 // kv_compact: moves the KV rows of accepted paths to the end of the committed prefix. Knows bytes, not what they mean.
 //
-// A thread owns one column of one layer and moves it along the whole path in ascending order. Paths increase strictly, so
-// a row never moves to a later slot and never to one that is still to be read: no thread needs another's progress.
+// A thread owns one column of one layer and moves it along the whole path in ascending order. Paths increase strictly,
+// so a row never moves to a later slot and never to one that is still to be read: no thread needs another's progress.
 #include <algorithm>
 
-#include "common.cuh"
+#include "overlap.cuh"
 
 namespace kdtree {
 namespace {
 
 constexpr int kMaxCaches = 128;
-constexpr int kThreads = 128;
-constexpr int kLeastThreads = 64;
-constexpr int kMaxMoves = kLeastThreads;  // path entries staged at a time
-constexpr int kAhead = 4;                 // rows a thread loads before it stores the first
-constexpr int kBlocks = 8;                // per multiprocessor: the wait for path and page table is long
+constexpr int kThreads = 64;  // few, to spread small batches over all multiprocessors; path entries staged at a time
+constexpr int kAhead = 8;     // rows a thread loads before it stores the first: all of most paths
+constexpr int kBlocks = 10;   // per multiprocessor: more would spill the registers that hold those rows
 constexpr int kMaxGridZ = 65535;
 
 struct Cache {
@@ -31,25 +29,23 @@ struct CompactCall {
     Cache caches[kMaxCaches];
 };
 
-struct Move {
-    int64_t source, target;  // bytes from the layer's start
+struct Moves {
+    int64_t source[kThreads], target[kThreads];  // bytes from the layer's start
 };
 
 template <typename Word>
-__device__ __forceinline__ void move_column(const Cache &cache, int item, const Move *moves, int count) {
-    const int layer = item / cache.columns;
-    char *column = cache.base + layer * cache.layer_stride + (item - layer * cache.columns) * int64_t{sizeof(Word)};
+__device__ __forceinline__ void move_column(char *column, const Moves &moves, int count) {
     for (int begin = 0; begin < count; begin += kAhead) {
         Word held[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
             if (begin + i < count) {
-                held[i] = *reinterpret_cast<const Word *>(column + moves[begin + i].source);
+                held[i] = *reinterpret_cast<const Word *>(column + moves.source[begin + i]);
             }
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-            if (begin + i < count) *reinterpret_cast<Word *>(column + moves[begin + i].target) = held[i];
+            if (begin + i < count) *reinterpret_cast<Word *>(column + moves.target[begin + i]) = held[i];
         }
     }
 }
@@ -57,38 +53,44 @@ __device__ __forceinline__ void move_column(const Cache &cache, int item, const 
 // Grid: columns of all layers, caches, sequences.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     compact_kernel(const __grid_constant__ CompactCall call, int first_sequence) {
-    __shared__ Move moves[kMaxMoves];
+    __shared__ Moves moves;
     const Cache &cache = call.caches[blockIdx.y];
     if (blockIdx.x * blockDim.x >= cache.items) return;
     const int sequence = first_sequence + blockIdx.z;
-    const int item = blockIdx.x * blockDim.x + threadIdx.x;
+    const int item = blockIdx.x * blockDim.x + threadIdx.x, layer = item / cache.columns;
+    char *const column =
+        cache.base + layer * cache.layer_stride + static_cast<int64_t>(item - layer * cache.columns) * cache.width;
+    wait_for_previous();
     const int length = min(call.n_accepted[sequence], call.max_path);
     const int32_t *path = call.path + static_cast<int64_t>(sequence) * call.max_path;
     const int32_t *page_table = call.page_table + static_cast<int64_t>(sequence) * call.pages;
     const int start = call.seq_len[sequence];
+    let_next_begin();
 
-    for (int begin = 0; begin < length; begin += kMaxMoves) {
+    for (int begin = 0; begin < length; begin += kThreads) {
         const int step = begin + threadIdx.x;
-        const int node = threadIdx.x < kMaxMoves && step < call.max_path ? path[step] : 0;
+        const int node = step < call.max_path ? path[step] : 0;
         const bool moved = step < length && node > step;
         const int count = __syncthreads_count(moved);  // they are the last of the path, because it increases strictly
         if (count == 0) continue;
-        const int end = min(length, begin + kMaxMoves);
+        const int end = min(length, begin + kThreads);
         if (moved) {
             const auto place = [&](int row) {
                 const int page = row / call.page_size;
-                const int64_t slot = static_cast<int64_t>(page_table[page]) * call.page_size + (row - page * call.page_size);
-                return slot * cache.slot_stride;
+                const int64_t first_slot = static_cast<int64_t>(page_table[page]) * call.page_size;
+                return (first_slot + (row - page * call.page_size)) * cache.slot_stride;
             };
-            moves[step - (end - count)] = {place(start + node), place(start + step)};
+            const int at = step - (end - count);
+            moves.source[at] = place(start + node);
+            moves.target[at] = place(start + step);
         }
         __syncthreads();
         if (item < cache.items) {
             switch (cache.width) {
-                case 16: move_column<uint4>(cache, item, moves, count); break;
-                case 8: move_column<uint2>(cache, item, moves, count); break;
-                case 4: move_column<uint32_t>(cache, item, moves, count); break;
-                default: move_column<uint16_t>(cache, item, moves, count);
+                case 16: move_column<uint4>(column, moves, count); break;
+                case 8: move_column<uint2>(column, moves, count); break;
+                case 4: move_column<uint32_t>(column, moves, count); break;
+                default: move_column<uint16_t>(column, moves, count);
             }
         }
         __syncthreads();
@@ -132,10 +134,9 @@ extern "C" int32_t kdtree_kv_compact(const kdtree_cache *caches, int32_t cache_c
     }
     if (sequences == 0 || max_path == 0 || pages == 0 || most == 0) return KDTREE_OK;
     if (!page_table || !seq_len || !path || !n_accepted) return KDTREE_BAD_ARGUMENT;
-    const int threads = std::clamp(ceil_div(most, 32) * 32, kLeastThreads, kThreads);
     for (int first = 0; first < sequences; first += kMaxGridZ) {
-        const dim3 grid(ceil_div(most, threads), cache_count, std::min(kMaxGridZ, sequences - first));
-        KDTREE_TRY(enqueue(compact_kernel, grid, threads, 0, stream, call, first));
+        const dim3 grid(ceil_div(most, kThreads), cache_count, std::min(kMaxGridZ, sequences - first));
+        KDTREE_TRY(enqueue_overlapped(compact_kernel, grid, kThreads, stream, call, first));
     }
     return KDTREE_OK;
 }

@@ -6,7 +6,11 @@
 // warp could hold both a share of O and enough of the queries, part of which stay in registers: shared memory traffic is what
 // limits this kernel. Once the scores of a unit are done, only one value warp reads a given 64 columns of it, so that warp
 // alone refills them, for the unit after the next, and no barrier says that a stage is free. What does wait: score warps for
-// keys (`landed`) and until S of the unit before has been taken (kTaken); value warps for S (kScored) and for P (kValues).
+// keys (`landed`) and until S of the unit before has been taken (`taken`); value warps for S (`scored`), until all of them have
+// used P of the unit before, and for P (both kValues).
+//
+// Every thread arrives at `scored` and `taken` itself: with bar.arrive, or one lane for its warp, compute-sanitizer's racecheck
+// sees no order and reports what is handed over.
 #pragma once
 
 #include "attn.cuh"
@@ -24,7 +28,7 @@ constexpr int kStages = 2;      // units in shared memory
 constexpr int kCopySlots = 32;  // slots whose arrival is announced together
 constexpr float kGrowth = 8;    // a row's reference for exp2 moves once its maximum is 2^8 above it: P ≤ 256
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-enum { kScored = 1, kTaken, kScores, kValues };  // hardware barriers
+enum { kScores = 1, kValues };  // hardware barriers, one for the threads of each kind
 
 static_assert(kTileRows == 8 * kValueWarps && kValueDim == 64 * kValueWarps);
 
@@ -49,8 +53,23 @@ struct alignas(16) Unit {  // what the value warps need to know of a unit beside
     bool last, end, refill;  // last of its item; last of the CTA; whether there is a unit after the next
 };
 
-struct Cursor {
-    int index, unit, end, sequence, kv_len;
+struct alignas(16) Cursor {
+    int unit, end, sequence, kv_len;  // kv_len 0: past the last item
+    int index;
+};
+
+// n / divisor for 0 ≤ n < 2^31 by a multiplication: a score warp waits for it.
+struct Division {
+    uint32_t factor, shift;
+
+    explicit Division(uint32_t divisor) : shift(31) {
+        while (1ull << (shift - 31) < divisor) ++shift;
+        factor = static_cast<uint32_t>(((1ull << shift) + divisor - 1) / divisor);  // too large by less than 1
+    }
+
+    __device__ int of(int n) const {
+        return static_cast<int>(static_cast<uint64_t>(factor) * static_cast<uint32_t>(n) >> shift);
+    }
 };
 
 template <class C>
@@ -67,6 +86,7 @@ struct Shared {
     alignas(16) int slots[kStages][C::kSlots];  // of the cache: the keys to copy next
     Cursor cursors[C::kSlots / 32];
     Barrier landed[kStages][C::kSlots / kCopySlots];
+    Barrier scored, taken;
 
     __device__ uint4 *fragments(int m) {  // A fragments of P, rows 16 m … 16 m + 15: by k16 step and lane
         return C::kInPlace ? reinterpret_cast<uint4 *>(scores[2 * m]) : probabilities[C::kInPlace ? 0 : m][0];
@@ -80,6 +100,7 @@ struct Parameters {
     const Item *items;
     float *partial_out, *partial_lse;
     int heads, slot_bytes;
+    Division page;
     float scale_log2;
 };
 
@@ -97,8 +118,9 @@ __device__ int end_unit(const Item &item) {
 // warp has no registers left for it.
 template <class C>
 __device__ void open(Cursor &cursor, const Parameters &p, int index) {
-    cursor.index = index;
+    cursor.kv_len = 0;
     if (index >= p.header->items) return;
+    cursor.index = index;
     const Item &item = p.items[index];
     cursor.unit = first_unit<C>(item);
     cursor.end = end_unit<C>(item);
@@ -106,23 +128,31 @@ __device__ void open(Cursor &cursor, const Parameters &p, int index) {
     cursor.kv_len = item.kv_len;
 }
 
-// The cache's slot for slot `i` of the unit, -1 where there is no unit; then on to the next. A whole warp. A slot past the
-// sequence's end may be NaN and its page may not exist: another slot stands in for it, whose score is masked and whose value
-// times 0 is 0. The first ones serve, each once, so that not all CTAs read one row.
+// Where a slot is. Not put together at once: the page's number takes its time to come from memory.
+struct Place {
+    int page, offset;  // negative: there is no slot
+
+    __device__ int slot(const Parameters &p) const { return offset < 0 ? -1 : page * p.rows.page_size + offset; }
+};
+
+// Where the cache has slot `i` of the unit; then on to the next unit. A whole warp. A slot past the sequence's end may be NaN
+// and its page may not exist: another slot stands in for it, whose score is masked and whose value times 0 is 0. The first
+// ones serve, each once, so that not all CTAs read one row.
 template <class C>
-__device__ int take_slot(Cursor &cursor, const Parameters &p, int i) {
-    int slot = -1;
-    if (cursor.index < p.header->items) {
-        int logical = cursor.unit * C::kSlots + i;
-        if (logical >= cursor.kv_len) logical = (logical - cursor.kv_len) % cursor.kv_len;
-        const int page = logical / p.rows.page_size;
-        const int *table = p.rows.page_table + static_cast<int64_t>(cursor.sequence) * p.rows.pages;
-        slot = table[page] * p.rows.page_size + logical - page * p.rows.page_size;
+__device__ Place take_slot(Cursor &cursor, const Parameters &p, int i) {
+    const Cursor at = cursor;
+    __syncwarp();
+    if (!at.kv_len) return {0, -1};
+    int logical = at.unit * C::kSlots + i;
+    if (logical >= at.kv_len) logical = (logical - at.kv_len) % at.kv_len;
+    const int page = p.page.of(logical);
+    const int entry = p.rows.page_table[static_cast<int64_t>(at.sequence) * p.rows.pages + page];
+    if (threadIdx.x % 32 == 0) {
+        cursor.unit = at.unit + 1;
+        if (at.unit + 1 >= at.end) open<C>(cursor, p, at.index + gridDim.x);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0 && ++cursor.unit >= cursor.end) open<C>(cursor, p, cursor.index + gridDim.x);
-    __syncwarp();
-    return slot;
+    return {entry, logical - page * p.rows.page_size};
 }
 
 }  // namespace kdtree::mla

@@ -23,17 +23,19 @@ class ScoreWarp {
             load_queries(item);
             const int seq_len = item.kv_len - p.rows.q_len[item.sequence], end = end_unit<C>(item);
             for (int unit = first_unit<C>(item); unit < end; ++unit, ++n) {
-                const int slot = warp < C::kSlots / 32 ? take_slot<C>(shared.cursors[warp], p, threadIdx.x) : 0;
+                Place place{0, -1};
+                if (warp < C::kSlots / 32) place = take_slot<C>(shared.cursors[warp], p, threadIdx.x);
                 barrier_wait(shared.landed[n % kStages][column_warp], n / kStages % 2);
                 multiply(n % kStages);
-                if (n) named_sync(kTaken, kThreads);  // S is free; and so is what the values of unit n - 2 needed
+                if (n) barrier_wait(shared.taken, (n - 1) % 2);  // S is free, and so is what the values of unit n - 2 needed
                 publish();
+                const int slot = place.slot(p);
                 if (warp < C::kSlots / 32) shared.slots[n % kStages][threadIdx.x] = slot;
                 if (threadIdx.x == 0) {
                     const bool last = unit + 1 == end, more = index + static_cast<int>(gridDim.x) < items;
                     shared.unit = {index, unit * C::kSlots - seq_len, last, last && !more, slot >= 0};
                 }
-                named_arrive(kScored, kThreads);
+                barrier_arrive(shared.scored);
             }
         }
     }
@@ -74,16 +76,12 @@ class ScoreWarp {
 
     __device__ void multiply(int stage) {
         constexpr int kPairs = C::kWarpSlots / 16;
-        // A lane's chunk within 128 bytes goes through four values; everything else is a constant offset.
         const int key_row = column_warp * C::kWarpSlots + lane % 8 + lane / 16 * 8;
         const int query_row = row_warp * C::kWarpRows + lane % 16;
         const uint32_t key_base = shared_address(shared.keys[stage]), query_base = shared_address(shared.queries);
-        uint32_t key[4], query[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            key[i] = key_base + swizzled(key_row, 2 * i + lane / 8 % 2, kRowBytes);
-            query[i] = query_base + swizzled(query_row, 2 * i + lane / 16, C::kQueryRowBytes);
-        }
+        // A lane's chunk within 128 bytes goes through four values, by exclusive or; everything else is a constant offset.
+        const uint32_t key = key_base + swizzled(key_row, lane / 8 % 2, kRowBytes);
+        const uint32_t query = query_base + swizzled(query_row, lane / 16, C::kQueryRowBytes);
 #pragma unroll
         for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -95,11 +93,11 @@ class ScoreWarp {
         uint32_t a[2][C::kRowTiles][4], b[2][kPairs][4];
         const auto load = [&](int k) {
 #pragma unroll
-            for (int j = 0; j < kPairs; ++j) ldmatrix_x4(b[k % 2][j], key[k % 4] + k / 4 * 128 + j * 16 * kRowBytes);
+            for (int j = 0; j < kPairs; ++j) ldmatrix_x4(b[k % 2][j], (key ^ k % 4 * 32) + k / 4 * 128 + j * 16 * kRowBytes);
 #pragma unroll
             for (int m = 0; m < C::kRowTiles; ++m) {
                 const int i = k - C::kHeld;
-                if (i >= 0) ldmatrix_x4(a[k % 2][m], query[i % 4] + i / 4 * 128 + m * 16 * C::kQueryRowBytes);
+                if (i >= 0) ldmatrix_x4(a[k % 2][m], (query ^ i % 4 * 32) + i / 4 * 128 + m * 16 * C::kQueryRowBytes);
             }
         };
         load(0);

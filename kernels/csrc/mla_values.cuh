@@ -20,27 +20,30 @@ template <typename T, class C>
 class ValueWarp {
   public:
     __device__ ValueWarp(const Parameters &parameters, Shared<C> &memory)
-        : p(parameters), shared(memory), lane(threadIdx.x % 32), warp((threadIdx.x - kScoreThreads) / 32) {}
+        : p(parameters),
+          shared(memory),
+          lane(threadIdx.x % 32),
+          warp((threadIdx.x - kScoreThreads) / 32),
+          cache(static_cast<const char *>(p.tensors.k_cache) + 128 * warp + lane % 8 * 16) {}
 
     __device__ void run() {
         for (int stage = 0; stage < kStages; ++stage) {
-            for (int k = 0; k < C::kSteps && shared.slots[stage][0] >= 0; ++k) copy(stage, k);
+            if (shared.slots[stage][0] < 0) break;  // not asked again: once copies have landed, score warps write to it
+            for (int k = 0; k < C::kSteps; ++k) copy(stage, k);
         }
         for (int n = 0;; ++n) {
             clear();
             Unit unit;
             for (;; ++n) {
-                named_sync(kScored, kThreads);
+                barrier_wait(shared.scored, n % 2);
                 unit = shared.unit;
                 softmax(unit);
                 named_sync(kValues, kValueThreads);
                 rescale();
                 multiply(n % kStages, unit.refill);
-                if (C::kInPlace && !unit.end) named_arrive(kTaken, kThreads);
+                if (C::kInPlace) barrier_arrive(shared.taken);
                 if (unit.last) break;
-                if (unit.refill) copy(n % kStages, C::kSteps - 1);
             }
-            if (unit.refill) copy(n % kStages, C::kSteps - 1);
             store(p.items[unit.item]);
             if (unit.end) break;
         }
@@ -51,6 +54,7 @@ class ValueWarp {
     const Parameters &p;
     Shared<C> &shared;
     const int lane, warp;
+    const char *const cache;  // this lane's columns of slot 0
     float o[kTileRows / 16][8][4];
     float reference, sum;  // of row(); sum: of this lane's columns
 
@@ -60,10 +64,8 @@ class ValueWarp {
 
     // This warp's share of slots 16 k … 16 k + 15 of a stage: 64 columns, and with each 32 slots four rows of the rotary part.
     __device__ void copy(int stage, int k) {
-        const char *cache = static_cast<const char *>(p.tensors.k_cache) + lane % 8 * 16;
-        const auto source = [&](int slot, int column) {
-            return cache + static_cast<int64_t>(slot) * p.slot_bytes + 2 * column;
-        };
+        const uint32_t slot_bytes = p.slot_bytes;
+        const auto source = [&](int slot) { return cache + static_cast<uint64_t>(static_cast<uint32_t>(slot)) * slot_bytes; };
         const uint32_t keys = shared_address(shared.keys[stage]);
         const int first = 16 * k + lane / 8 * 4;  // of four rows: their slots come out of shared memory together
         const uint32_t destination = keys + swizzled(first, 8 * warp + lane % 8, kRowBytes);
@@ -71,11 +73,10 @@ class ValueWarp {
         const int slot[4] = {slots.x, slots.y, slots.z, slots.w};
         const int rotary = 16 * (k - 1) + 4 * warp + lane / 8, rotary_slot = k % 2 ? shared.slots[stage][rotary] : 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            cp_async_16((destination ^ 16 * i) + i * kRowBytes, source(slot[i], 64 * warp), true);
-        }
+        for (int i = 0; i < 4; ++i) cp_async_16((destination ^ 16 * i) + i * kRowBytes, source(slot[i]), true);
         if (k % 2) {
-            cp_async_16(keys + swizzled(rotary, kValueDim / 8 + lane % 8, kRowBytes), source(rotary_slot, kValueDim), true);
+            cp_async_16(keys + swizzled(rotary, kValueDim / 8 + lane % 8, kRowBytes),
+                        source(rotary_slot) + 2 * (kValueDim - 64 * warp), true);
             barrier_arrive_after_copies(shared.landed[stage][k / 2]);
         }
     }
@@ -102,28 +103,26 @@ class ValueWarp {
             const float4 s = shared.scores[warp / 2 * 2 + lower][k][fragment_lane()];
             x[4 * k] = s.x, x[4 * k + 1] = s.y, x[4 * k + 2] = s.z, x[4 * k + 3] = s.w;
         }
-        if (!C::kInPlace && !unit.end) named_arrive(kTaken, kThreads);
+        if (!C::kInPlace) barrier_arrive(shared.taken);
         if (unit.first_column + C::kSlots > 0) mask(x, p.items[unit.item], unit.first_column);
-        float top = -INFINITY;
+        float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
             x[i] *= p.scale_log2;
-            top = fmaxf(top, x[i]);
+            tops[i % 4] = fmaxf(tops[i % 4], x[i]);
         }
+        float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
         const bool moves = top > reference + kGrowth, moved = __any_sync(~0u, moves);
         const float factor = moves ? exp2_approx(reference - top) : 1;  // 0 the first time
         if (moves) reference = top;
-        sum *= factor;
-        if (lane % 4 == 0) shared.rescale[row()] = factor;
-        if (lane == 0) shared.moved[warp] = moved;
         const float zero = reference == -INFINITY ? 0 : reference;  // a row that has seen nothing: P = 0
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-            x[i] = exp2_approx(x[i] - zero);
-            sum += x[i];
-        }
+        for (int i = 0; i < kColumns; ++i) x[i] = exp2_approx(x[i] - zero);
+        named_sync(kValues, kValueThreads);  // the probabilities and factors of the unit before are no longer needed
+        if (lane % 4 == 0) shared.rescale[row()] = factor;
+        if (lane == 0) shared.moved[warp] = moved;
         // Row g has registers 0 and 2 of a fragment, row g + 8 has 1 and 3: the upper lanes' half of odd steps goes to the
         // lower lanes, the lower lanes' half of even steps to the upper ones.
         uint4 *out = shared.fragments(warp / 2) + fragment_lane();
@@ -140,6 +139,9 @@ class ValueWarp {
             }
             out[32 * (k + lower)] = make_uint4(upper[0], under[0], upper[1], under[1]);
         }
+        sum *= factor;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) sum += x[i];
     }
 
     // By selection: the score of a slot that is not to be used may be anything.
@@ -173,31 +175,33 @@ class ValueWarp {
         }
     }
 
-    // O += P V; refills all it has read but the last 16 slots. The loop stays rolled: unrolled, its loads move so far ahead
-    // that registers run out.
+    // O += P V, and refills each 16 slots as soon as it has read them. The loop stays rolled: unrolled, its loads move so far
+    // ahead that registers run out.
     __device__ void multiply(int stage, bool refill) {
+        constexpr int kTiles = kTileRows / 16;
         uint32_t value = shared_address(shared.keys[stage]) + swizzled(lane % 16, 8 * warp + lane / 16, kRowBytes);
 #pragma unroll 1
         for (int k = 0; k < C::kSteps; ++k, value += 16 * kRowBytes) {
-            uint32_t a[kTileRows / 16][4], b[2][4];
-            const auto load = [&](int i) { ldmatrix_x4_trans(b[i % 2], value ^ 32 * i); };
-            load(0);
+            const auto probabilities = [&](int m) { return shared.fragments(m)[32 * k + lane]; };
+            uint32_t b[4][4];
 #pragma unroll
-            for (int m = 0; m < kTileRows / 16; ++m) {
-                const uint4 x = shared.fragments(m)[32 * k + lane];
-                a[m][0] = x.x, a[m][1] = x.y, a[m][2] = x.z, a[m][3] = x.w;
-            }
-            if (k && refill) copy(stage, k - 1);
+            for (int i = 0; i < 4; ++i) ldmatrix_x4_trans(b[i], value ^ 32 * i);
+            uint4 next = probabilities(0);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (i < 3) load(i + 1);
+            for (int m = 0; m < kTiles; ++m) {
+                const uint32_t a[4] = {next.x, next.y, next.z, next.w};
+                if (m + 1 < kTiles) {
+                    next = probabilities(m + 1);
+                } else if (refill) {
+                    __syncwarp();  // the warp has read its columns of these slots
+                    copy(stage, k);
+                }
 #pragma unroll
-                for (int m = 0; m < kTileRows / 16; ++m) {
-                    mma_m16n8k16<T>(o[m][2 * i], a[m], b[i % 2][0], b[i % 2][1]);
-                    mma_m16n8k16<T>(o[m][2 * i + 1], a[m], b[i % 2][2], b[i % 2][3]);
+                for (int i = 0; i < 4; ++i) {
+                    mma_m16n8k16<T>(o[m][2 * i], a, b[i][0], b[i][1]);
+                    mma_m16n8k16<T>(o[m][2 * i + 1], a, b[i][2], b[i][3]);
                 }
             }
-            __syncwarp();  // the warp has read its columns of these slots
         }
     }
 

@@ -25,8 +25,10 @@ __device__ __forceinline__ float load_shared(uint32_t address) {
     return value;
 }
 
-__device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+// What lies at an address in shared memory.
+template <typename T>
+__device__ __forceinline__ T &shared(uint32_t address) {
+    return *static_cast<T *>(__cvta_shared_to_generic(address));
 }
 
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
@@ -91,6 +93,11 @@ __device__ __forceinline__ void barrier_arrive_after_copies(Barrier &barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
+// What this thread has done so far, copies under way aside, comes before what others do once the phase has passed.
+__device__ __forceinline__ void barrier_arrive(Barrier &barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier)) : "memory");
+}
+
 __device__ __forceinline__ bool barrier_passed(Barrier &barrier, int parity) {
     uint32_t passed;
 #if __CUDA_ARCH__ >= 900  // sleeps for a while first
@@ -106,13 +113,9 @@ __device__ __forceinline__ bool barrier_passed(Barrier &barrier, int parity) {
     return passed;
 }
 
-// Hardware barriers 1 … 15 (0 is __syncthreads) among `threads` threads of the block, whole warps; arrive does not wait.
+// Hardware barriers 1 … 15 (0 is __syncthreads) among `threads` threads of the block, whole warps.
 __device__ __forceinline__ void named_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // 2^x within 2 ulp, denormal results flushed; exp2_approx(-inf) = 0.

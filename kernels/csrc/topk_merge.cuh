@@ -6,8 +6,9 @@
 
 namespace kdtree::topk {
 
-constexpr int kMergeThreads = 512;
-constexpr int kHeld = 4;  // candidates a thread holds; where a row has more, they are read again at each step
+constexpr int kMergeThreads = 256;
+constexpr int kHeld = 8;         // candidates a thread holds; where a row has more, they are read again at each step
+constexpr int kMergeBlocks = 4;  // per multiprocessor
 constexpr int kMaxSorted = 2 * kMaxK;
 
 // What `scan` left.
@@ -50,13 +51,15 @@ struct Best {
 
 // Sorts `count` different keys in descending order; those from there to `size`, a power of two, are 0.
 __device__ inline void sort_block(uint64_t *keys, int count, int size) {
-    if (size <= kMergeThreads / 2) {  // few: each goes where the number of larger ones says
+    if (size <= kMergeThreads) {  // few: each goes where the number of larger ones says
         const int shares = kMergeThreads / size, share = threadIdx.x & (shares - 1), at = threadIdx.x / shares;
         const uint64_t key = keys[at];
         int rank = 0;
-#pragma unroll 4
-        for (int i = share; i < count; i += shares) {
-            rank += keys[i] > key;
+        if (at < count) {
+#pragma unroll 8
+            for (int i = share; i < count; i += shares) {
+                rank += keys[i] > key;
+            }
         }
         for (int offset = 1; offset < shares; offset *= 2) {
             rank += __shfl_xor_sync(kAll, rank, offset);
@@ -92,7 +95,7 @@ struct MergeShared {
 };
 
 template <typename Source>
-__global__ void __launch_bounds__(kMergeThreads) merge(Source source, Best out, int sorted_size) {
+__global__ void __launch_bounds__(kMergeThreads, kMergeBlocks) merge(Source source, Best out, int sorted_size) {
     __shared__ MergeShared shared;
     Block<kMergeThreads> block(shared.block);
     const int64_t row = blockIdx.x;

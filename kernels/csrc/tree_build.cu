@@ -1,8 +1,8 @@
 // tree_build: the `budget` most probable prefixes of each sequence as a tree, one CTA per sequence. Knows no model.
 //
-// Up to 63 nodes a warp grows the tree best-first with its frontier in registers (best_first). Larger trees are cut out: a
-// cut-off found by counting (bound), all nodes above it (expand), a sort (order). Where no cut-off is tight (very many equal
-// scores, costs of hundreds of nats) a warp grows them best-first too (frontier). All give the same bits;
+// Up to 63 nodes a warp grows the tree best-first with its frontier in registers (best_first, small). Larger trees are cut
+// out: a cut-off found by counting (bound), all nodes above it (expand), a sort (order). Where no cut-off is tight (very many
+// equal scores, costs of hundreds of nats) a warp grows them best-first too (frontier). All give the same bits;
 // kernels/reference/tree_build.py is the definition.
 #include <algorithm>
 
@@ -12,13 +12,13 @@
 #include "tree_build_frontier.cuh"
 #include "tree_build_order.cuh"
 #include "tree_build_rows.cuh"
+#include "tree_build_small.cuh"
 #include "tree_build_write.cuh"
 
 namespace kdtree {
 namespace {
 
 constexpr int kSmallThreads = 512;
-constexpr int kSmallPitch = 3;
 constexpr int kMediumThreads = 512;
 constexpr int kMaxThreads = 1024;
 constexpr int kLeastTile = 64;    // masks made at a time, where shared memory is short
@@ -35,21 +35,27 @@ __device__ __forceinline__ int budget_of(const kdtree_build_input &in) {
 __global__ void __launch_bounds__(kSmallThreads, 1)
     small_kernel(const kdtree_build_input in, const kdtree_tree out, const BuildSizes sizes) {
     KDTREE_DYNAMIC_SHARED(16, char, memory);
-    __shared__ Answer<kSmallNodes> answer;
-    __shared__ Popped popped;
-    __shared__ __align__(16) uint32_t masks[kSmallNodes * kSmallPitch];
-    __shared__ int made;
+    __shared__ SmallWork work;
     const Candidates rows{reinterpret_cast<float *>(memory), reinterpret_cast<int32_t *>(memory) + candidate_values(sizes)};
     const int budget = budget_of(in), root = in.root[blockIdx.x], seq_len = in.seq_len[blockIdx.x];
-    pack_rows<kSmallThreads>(in, sizes, rows, budget, [&] { clear_masks<kSmallThreads>(sizes, masks); }, [](int, int) {});
+    pack_rows<kSmallThreads, true>(
+        in, sizes, rows, budget, [&] { clear_links<kSmallThreads>(work); },
+        [&](int level, int count) {
+            if (lane_id() == 0) work.count[level] = count;
+        });
     __syncthreads();
-    if (warp_id() == 0) made = grow_best_first(sizes, rows.values, budget, answer, popped);
+    const int warp = __shfl_sync(kFullWarp, warp_id(), 0);
+    if (warp == 0) {
+        const int made = __shfl_sync(kFullWarp, count_nodes(sizes, work, budget), 0);
+        grow_best_first(sizes, rows.values, made, work.popped);
+        if (lane_id() == 0) work.made = made;
+    }
     __syncthreads();
-
-    const int nodes = made + 1;
-    write_fields<kSmallThreads>(out, sizes, answer, rows.tokens, nodes, root, seq_len);
-    write_masks<kSmallThreads>(sizes, answer, nodes, masks,
-                               out.ancestors + static_cast<int64_t>(blockIdx.x) * sizes.size * sizes.words);
+    if (warp < 2) {
+        write_small_fields(out, sizes, rows, work, root, seq_len);
+    } else if (warp == 2) {
+        write_small_masks(out, sizes, work);
+    }
 }
 
 // Cuts the tree out. Returns the number of nodes besides the root, -1 where no cut-off is tight enough.
@@ -100,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Costs costs{reinterpret_cast<uint8_t *>(rows.tokens + candidate_values(sizes)), paths};
 
     const int budget = budget_of(in), root = in.root[blockIdx.x], seq_len = in.seq_len[blockIdx.x];
-    pack_rows<kThreads>(
+    pack_rows<kThreads, false>(
         in, sizes, rows, budget,
         [&] {
             clear_masks<kThreads>(sizes, masks);
@@ -154,9 +160,7 @@ bool is_wide(const BuildSizes &sizes, const Device &device) {
     return work + masks + row_bytes(sizes) > static_cast<size_t>(device.shared_bytes);
 }
 
-int32_t launch_small(const kdtree_build_input &in, const kdtree_tree &out, BuildSizes sizes, cudaStream_t stream) {
-    sizes.pitch = kSmallPitch;
-    sizes.tile_rows = sizes.size;
+int32_t launch_small(const kdtree_build_input &in, const kdtree_tree &out, const BuildSizes &sizes, cudaStream_t stream) {
     return enqueue(small_kernel, in.batch, kSmallThreads, candidate_bytes(sizes), stream, in, out, sizes);
 }
 

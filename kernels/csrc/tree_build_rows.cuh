@@ -5,13 +5,14 @@
 
 namespace kdtree {
 
-// A warp per row. `meanwhile` runs once, while the first loads are on their way; `packed(level, count)` once per row.
-template <int kThreads, typename Meanwhile, typename Packed>
+// A warp per row. `kCapped`: values above 0, which break the promise of the interface, count as 0. `meanwhile` runs once, while
+// the first loads are on their way; `packed(level, count)` once per row.
+template <int kThreads, bool kCapped, typename Meanwhile, typename Packed>
 __device__ __forceinline__ void pack_rows(const kdtree_build_input &in, const BuildSizes &sizes, const Candidates &rows,
                                           int budget, Meanwhile meanwhile, Packed packed) {
     constexpr int kChunks = 2;  // columns per lane and step
     bool first = true;
-    for (int level = warp_id(); level < sizes.levels + kSentinels || first; level += kThreads / 32) {
+    for (int level = warp_id(); level < sizes.levels || first; level += kThreads / 32) {
         const bool is_row = level < sizes.levels;
         const int columns = is_row ? in.k : 0;
         const int64_t row = (static_cast<int64_t>(blockIdx.x) * in.levels + level) * in.k;
@@ -26,9 +27,13 @@ __device__ __forceinline__ void pack_rows(const kdtree_build_input &in, const Bu
             }
         };
         load(0);
-        if (first) meanwhile();
+        if (first) {
+            meanwhile();
+            float *const past = rows.values + sizes.levels * sizes.stride;
+            for (int i = threadIdx.x; i < kSentinels * sizes.stride; i += kThreads) past[i] = NAN;
+        }
         first = false;
-        if (level >= sizes.levels + kSentinels) break;
+        if (!is_row) break;
         float *const values = rows.values + level * sizes.stride;
         int32_t *const tokens = rows.tokens + level * sizes.stride;
         for (int rank = lane_id(); rank < sizes.stride; rank += 32) values[rank] = NAN;
@@ -45,14 +50,14 @@ __device__ __forceinline__ void pack_rows(const kdtree_build_input &in, const Bu
                 const unsigned mask = __ballot_sync(kFullWarp, finite);
                 const int rank = count + __popc(mask & ((1u << lane_id()) - 1));
                 if (finite && rank < most) {
-                    values[rank] = value[i];
+                    values[rank] = kCapped ? fminf(value[i], 0) : value[i];
                     tokens[rank] = token[i];
                 }
                 count += __popc(mask);
             }
         }
         __syncwarp();
-        if (is_row) packed(level, min(count, most));
+        packed(level, min(count, most));
     }
 }
 

@@ -1,4 +1,4 @@
-// Last stage of tree_build: every field of the tree, padding included. Knows the answer, not how it was found.
+// Last stage of a large tree: every field of it, padding included. Knows the answer, not how it was found.
 #pragma once
 
 #include "tree_build.cuh"

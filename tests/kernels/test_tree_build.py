@@ -66,11 +66,13 @@ def test_equals_search_by_level(device, rng, levels, width, size, batch, kind):
 
 
 @on_devices
+@pytest.mark.parametrize("budget", [63, 1023])
 @pytest.mark.parametrize("kind", ["peaky", "flat", "equal", "rounded"])
-def test_budget_1023(kind, device):
+def test_largest_budgets(kind, budget, device):
+    """Of any tree, and of one that the CUDA kernel grows with a warp, whose lanes are all in use then."""
     rng = np.random.default_rng(3)
     logprobs, ids = candidates(rng, 31, 128, kind)[None], token_ids(rng, 31, 128)[None]
-    check(build(logprobs, ids, [1023], 1023, device), [search_by_level(logprobs[0], 1023)], ids, 1023)
+    check(build(logprobs, ids, [budget], budget, device), [search_by_level(logprobs[0], budget)], ids, budget)
 
 
 @on_devices

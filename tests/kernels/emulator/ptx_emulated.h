@@ -16,7 +16,10 @@ inline float load_shared(uint32_t address) {
     return memcpy(&value, shared_at(address), 4), value;
 }
 
-inline void store_shared(uint32_t address, uint32_t value) { memcpy(shared_at(address), &value, 4); }
+template <typename T>
+T &shared(uint32_t address) {
+    return *reinterpret_cast<T *>(shared_at(address));
+}
 
 template <bool transposed>
 void ldmatrix(uint32_t (&out)[4], uint32_t address) {
@@ -99,12 +102,14 @@ inline void barrier_init(Barrier &barrier, int arrivals) {
     barrier = std::bit_cast<Barrier>(BarrierState{count, count, 0});
 }
 
+inline void barrier_arrive(Barrier &barrier) {
+    auto state = std::bit_cast<BarrierState>(barrier);
+    if (--state.left == 0) state.left = state.arrivals, ++state.phase;
+    barrier = std::bit_cast<Barrier>(state);
+}
+
 inline void barrier_arrive_after_copies(Barrier &barrier) {
-    const auto arrive = [](void *at) {
-        auto state = std::bit_cast<BarrierState>(*static_cast<Barrier *>(at));
-        if (--state.left == 0) state.left = state.arrivals, ++state.phase;
-        *static_cast<Barrier *>(at) = std::bit_cast<Barrier>(state);
-    };
+    const auto arrive = [](void *at) { barrier_arrive(*static_cast<Barrier *>(at)); };
     emulator::start_copy(reinterpret_cast<char *>(&barrier), nullptr, arrive);
 }
 
@@ -115,6 +120,5 @@ inline bool barrier_passed(Barrier &barrier, int parity) {
 }
 
 inline void named_sync(int id, int threads) { emulator::barrier(id, threads, true); }
-inline void named_arrive(int id, int threads) { emulator::barrier(id, threads, false); }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
