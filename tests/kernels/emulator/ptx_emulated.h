@@ -119,6 +119,6 @@ inline bool barrier_passed(Barrier &barrier, int parity) {
     return false;
 }
 
-inline void named_sync(int id, int threads) { emulator::barrier(id, threads, true); }
+inline void named_sync(int id, int threads) { emulator::barrier(id, threads); }
 
 inline float exp2_approx(float x) { return std::exp2(x); }

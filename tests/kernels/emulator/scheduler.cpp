@@ -222,7 +222,7 @@ void together(Run run, void *operands) {
     suspend();
 }
 
-int barrier(int id, int threads, bool wait, int vote) {
+int barrier(int id, int threads, int vote) {
     Barrier &b = barriers[id];
     if (!b.arrived) b.threads = threads;
     if (b.threads != threads) fail("a barrier with two thread counts");
@@ -234,7 +234,7 @@ int barrier(int id, int threads, bool wait, int vote) {
         for (Fiber &fiber : fibers) {
             if (fiber.state == State::kAtBarrier && fiber.barrier == id) fiber.state = State::kReady;
         }
-    } else if (wait) {
+    } else {
         current->barrier = id;
         current->state = State::kAtBarrier;
         suspend();

@@ -36,8 +36,8 @@ void yield();
 using Run = void (*)(void **operands);
 void together(Run run, void *operands);
 
-// Barrier `id` among `threads` threads. Returns the sum of their votes where it waits.
-int barrier(int id, int threads, bool wait, int vote = 0);
+// Waits for `threads` threads at barrier `id`. Returns the sum of their votes.
+int barrier(int id, int threads, int vote = 0);
 
 // Starts a copy of 16 bytes, zeros where source is null; with `then`, that instead, once this thread's copies so far landed.
 void start_copy(char *target, const void *source, void (*then)(void *target) = nullptr);

@@ -149,8 +149,8 @@ T atomicAdd(T *at, std::type_identity_t<T> x) {
     return std::exchange(*at, *at + x);
 }
 
-inline void __syncthreads() { emulator::barrier(0, blockDim.x, true); }
-inline int __syncthreads_count(bool vote) { return emulator::barrier(0, blockDim.x, true, vote); }
+inline void __syncthreads() { emulator::barrier(0, blockDim.x); }
+inline int __syncthreads_count(bool vote) { return emulator::barrier(0, blockDim.x, vote); }
 inline int __syncthreads_or(bool vote) { return __syncthreads_count(vote) > 0; }
 inline void __syncwarp() {
     emulator::together([](void **) {}, nullptr);
