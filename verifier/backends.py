@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, NotRequired, TypedDict, Unpack
 
 from ddtree.verifier import vllm_versions
 from ddtree.verifier.model_dir import MODEL_TYPES, TargetInfo
 
 if TYPE_CHECKING:  # torch stays out of whoever only checks a name
+    from ddtree.verifier.graphs import StepSizes
+    from ddtree.verifier.memory import MemoryShare
     from ddtree.verifier.target import Target
 
 
@@ -20,9 +22,10 @@ class TargetOptions(TypedDict):
     dtype: str
     device: str
     page_size: int
-    pages: int
+    pages: int | MemoryShare
     feature_layers: tuple[int, ...]
     threads: int | None
+    graphs: NotRequired[StepSizes | None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Backend:
     load: Callable[[str, TargetOptions, Ranks], Target]
     check: Callable[[], None]  # raises ValueError, saying what to install, where it cannot run
     model_types: tuple[str, ...]
+    quantized: bool  # whether it serves quantised weights as they are
 
 
 def _hf(model_dir: str, options: TargetOptions, ranks: Ranks) -> Target:
@@ -58,20 +62,25 @@ def _vllm(model_dir: str, options: TargetOptions, ranks: Ranks) -> Target:
 
 
 BACKENDS: dict[str, Backend] = {
-    "hf": Backend(_hf, lambda: None, ("llama", "qwen2", "qwen3", "qwen3_moe")),
-    "vllm": Backend(_vllm, vllm_versions.check, MODEL_TYPES),
+    "hf": Backend(_hf, lambda: None, ("llama", "qwen2", "qwen3", "qwen3_moe"), quantized=False),
+    "vllm": Backend(_vllm, vllm_versions.check, MODEL_TYPES, quantized=True),
 }
 
 
-def check_backend(name: str, model_type: str | None = None) -> None:
+def check_backend(name: str, target: TargetInfo | None = None) -> None:
     """Raise ValueError where no backend has this name (naming the valid ones), it lacks what it needs, or it cannot
-    serve models of this type (naming the backends that can)."""
+    serve this target (naming the backends that can)."""
     if name not in BACKENDS:
         raise ValueError(f"unknown verifier backend '{name}'; valid are: {', '.join(BACKENDS)}")
-    if model_type is not None and model_type not in BACKENDS[name].model_types:
-        can = " or ".join(f"'{other}'" for other, backend in BACKENDS.items() if model_type in backend.model_types)
-        raise ValueError(f"backend '{name}' cannot serve '{model_type}' models; use backend {can}")
+    if target is not None and not _serves(BACKENDS[name], target):
+        weights = f"weights quantised by {target.quantization}" if target.quantization else "models"
+        can = " or ".join(f"'{other}'" for other, backend in BACKENDS.items() if _serves(backend, target))
+        raise ValueError(f"backend '{name}' cannot serve '{target.model_type}' {weights}; use backend {can}")
     BACKENDS[name].check()
+
+
+def _serves(backend: Backend, target: TargetInfo) -> bool:
+    return target.model_type in backend.model_types and (backend.quantized or target.quantization is None)
 
 
 def load_target(
@@ -82,5 +91,5 @@ def load_target(
     Raises ValueError for an unknown name, and where the backend cannot run here or cannot serve this model.
     """
     check_backend(backend)
-    check_backend(backend, TargetInfo.read(Path(model_dir)).model_type)
+    check_backend(backend, TargetInfo.read(Path(model_dir)))
     return BACKENDS[backend].load(model_dir, options, ranks or Ranks())

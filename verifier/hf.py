@@ -5,25 +5,26 @@ Knows one step at a time: which sequences there are, and which slots are theirs,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from ddtree.kernels import Rows, verify_attn
 from ddtree.kernels.packed_linear import pack_linears
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import resolve_dtype
-from ddtree.verifier.model_dir import TargetInfo
-from ddtree.verifier.noise import KeyedNoise
+from ddtree.verifier.graphs import StepSizes
+from ddtree.verifier.memory import MemoryShare, fitting_pages
+from ddtree.verifier.model_dir import TargetInfo, random_weights
 from ddtree.verifier.pool import KVPool
-from ddtree.verifier.sampling import sample
+from ddtree.verifier.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class _Step:
     features: dict[int, Tensor] = field(default_factory=dict)  # layer → its output [T, d]
 
 
+@torch.compiler.disable
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, ddtree: _Step, **_: Any
 ) -> tuple[Tensor, None]:
@@ -60,10 +62,11 @@ class HFTarget:
         model_dir: a Hugging Face directory of a type that this backend serves (see `backends`).
         dtype: of weights and KV; a torch name or "auto" (see `choose_dtype`).
         device: "cpu" or a CUDA device.
-        page_size, pages: shape of the KV pool.
+        page_size, pages: shape of the KV pool; a MemoryShare makes it as large as fits (and needs `graphs`).
         feature_layers: 0-based layers whose outputs make the features. Layer i gives what transformers calls
             `hidden_states[i + 1]`; for the last layer that is, as in transformers, the output of the final norm.
         threads: CPU threads of this process; None leaves torch's setting.
+        graphs: on a GPU, record steps up to this size as CUDA graphs (see `steps.Steps`); None records none.
     """
 
     def __init__(
@@ -73,9 +76,10 @@ class HFTarget:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "cpu",
         page_size: int,
-        pages: int,
+        pages: int | MemoryShare,
         feature_layers: Sequence[int] = (),
         threads: int | None = None,
+        graphs: StepSizes | None = None,
     ) -> None:
         self.info = TargetInfo.read(Path(model_dir))
         self.info.check_layers(feature_layers)
@@ -90,6 +94,20 @@ class HFTarget:
         self.feature_size = len(self.feature_layers) * self.info.hidden_size
         for i in set(self.feature_layers) - {self.info.num_layers - 1}:
             self._decoder.layers[i].register_forward_hook(_keep_output, with_kwargs=True)
+        if isinstance(pages, MemoryShare):
+            pages = fitting_pages(partial(self._bind_pool, page_size), self, graphs, pages)
+        self.pool = self._bind_pool(page_size, pages)
+        if graphs is not None:
+            for layer in self._decoder.layers:  # all share what is compiled for one: a third of the kernels
+                layer.compile()
+        self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
+
+    @torch.inference_mode()
+    def step(self, batch: VerifyBatch) -> VerifyResult:
+        """Commit, forward, draw; see `Target.step`. Raises ValueError where a batch contradicts itself or the pool."""
+        return self._steps.run(batch)
+
+    def _bind_pool(self, page_size: int, pages: int) -> KVPool:
         self.pool = KVPool(
             layers=self.info.num_layers,
             kv_heads=self.info.num_kv_heads,
@@ -99,31 +117,22 @@ class HFTarget:
             dtype=self.dtype,
             device=self.device,
         )
-        self._noise = KeyedNoise(self.info.vocab_size, self.device)
+        return self.pool
 
-    @torch.inference_mode()
-    def step(self, batch: VerifyBatch) -> VerifyResult:
-        """Commit, forward, draw; see `Target.step`. Raises ValueError where a batch contradicts itself or the pool."""
-        batch.check(self.pool.page_size)
-        started = time.perf_counter()
-        if batch.commit is not None:
-            self.pool.commit(batch.commit)
-        committed = time.perf_counter()
-        step = _Step(self.pool, batch.slots, batch.rows)
+    def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """See `steps.Model`."""
+        step = _Step(self.pool, slots, rows)
         hidden = self._decoder(
-            input_ids=batch.tokens.unsqueeze(0),
-            position_ids=batch.positions.unsqueeze(0),
-            use_cache=False,
-            ddtree=step,
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, ddtree=step
         ).last_hidden_state[0]
         step.features[self.info.num_layers - 1] = hidden
         kept = [step.features[i] for i in self.feature_layers]
-        features = torch.cat(kept, dim=-1) if kept else hidden[:, :0]
-        wanted = batch.sampling.row.long()
-        logits = self._lm_head(hidden[wanted])
-        y = sample(logits, batch.positions[wanted] + 1, batch.sampling, self._noise)
-        verified = time.perf_counter()
-        return VerifyResult(y, features, {"commit": committed - started, "verify": verified - committed})
+        return hidden, torch.cat(kept, dim=-1) if kept else hidden[:, :0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `steps.Model`."""
+        logits: Tensor = self._lm_head(hidden)
+        return logits
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -131,7 +140,7 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
     noisy = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="ddtree")
+        model: Any = _make(model_dir, dtype, device) if random_weights(model_dir) else _read(model_dir, dtype)
     finally:
         if noisy:
             logging.enable_progress_bar()
@@ -140,6 +149,19 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return model
 
 
+def _read(model_dir: Path, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="ddtree")
+
+
+def _make(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Random weights, on the device at once."""
+    torch.manual_seed(0)
+    with device:
+        config = AutoConfig.from_pretrained(model_dir)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="ddtree")
+
+
+@torch.compiler.disable
 def _keep_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
     """Forward hook of a decoder layer: keep its output for the features of this step."""
     kwargs["ddtree"].features[module.self_attn.layer_idx] = output[0]  # type: ignore[union-attr]

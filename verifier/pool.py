@@ -33,6 +33,7 @@ class Pool:
         self.caches: tuple[Tensor, ...] = (
             self._all.unbind()
         )  # [layers, pages, page, …] each, as `kv_compact` takes them
+        self.device = self._all.device
         self.kv_bytes_per_token: int = self._all[:, :, 0, 0].numel() * self._all.element_size()
 
     def layer(self, i: int) -> Tensor:

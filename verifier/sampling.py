@@ -18,28 +18,46 @@ GREEDY_BELOW = 1e-5  # temperature
 _HEADS = (256, 4096)  # how many of the largest logits to look at before all of them are sorted
 
 
-def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNoise | None = None) -> Tensor:
+def all_greedy(rows: SamplingRows) -> bool:
+    """Whether no row needs a random number."""
+    return bool(_greedy(rows).all())
+
+
+def sample(
+    logits: Tensor,
+    positions: Tensor,
+    rows: SamplingRows,
+    noise: KeyedNoise | None = None,
+    *,
+    greedy: bool = False,
+) -> Tensor:
     """Draw one token per row.
 
     Args:
         logits: [M, V], any float type; row m belongs to `rows`' entry m (`rows.row` is not used).
         positions: [M] absolute position of the token to draw: the row's own position + 1.
         noise: cache of noise rows for this V; None computes them afresh, with the same result.
+        greedy: the caller knows that all rows are; on a GPU nobody then waits for the device to find out.
     Returns: [M] int32; -1 where a logit of the row is NaN or infinite.
     """
     logits = logits.float()
     if not len(logits):
         return torch.empty(0, dtype=torch.int32, device=logits.device)
     finite = torch.isfinite(logits.amax(-1)) & torch.isfinite(logits.amin(-1))
-    greedy = (rows.temperature < GREEDY_BELOW) | (rows.top_p <= 0) | (rows.top_k == 1)
     y = _argmax(logits)
-    drawn = (finite & ~greedy).nonzero().squeeze(1)
+    if greedy:
+        return torch.where(finite, y, -1).int()
+    drawn = (finite & ~_greedy(rows)).nonzero().squeeze(1)
     if len(drawn):
         x = _take(logits, drawn) / rows.temperature[drawn, None]
         seed, position = rows.seed[drawn].long(), positions[drawn].long()
         top_k, top_p = rows.top_k[drawn].long(), rows.top_p[drawn].double()
         y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device))
     return torch.where(finite, y, -1).int()
+
+
+def _greedy(rows: SamplingRows) -> Tensor:
+    return (rows.temperature < GREEDY_BELOW) | (rows.top_p <= 0) | (rows.top_k == 1)
 
 
 def _draw(x: Tensor, seed: Tensor, position: Tensor, top_k: Tensor, top_p: Tensor, noise: KeyedNoise) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.model_dir import TargetInfo
+from ddtree.verifier.pool import Pool
 
 
 class Target(Protocol):
@@ -13,6 +14,9 @@ class Target(Protocol):
 
     @property
     def info(self) -> TargetInfo: ...
+
+    @property
+    def pool(self) -> Pool: ...
 
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit `batch.commit`, write the rows' K/V to their slots, score all rows, draw at the wanted ones.

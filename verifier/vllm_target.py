@@ -6,9 +6,9 @@ Every rank of a tensor-parallel group makes one VLLMTarget and takes the same st
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from ddtree.kernels import Rows, verify_attn, verify_attn_mla
 from ddtree.verifier import vllm_versions
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import resolve_dtype
+from ddtree.verifier.graphs import StepSizes
+from ddtree.verifier.memory import MemoryShare, fitting_pages
 from ddtree.verifier.model_dir import TargetInfo
-from ddtree.verifier.noise import KeyedNoise
 from ddtree.verifier.pool import KVPool, LatentPool, Pool, put_rows
-from ddtree.verifier.sampling import sample
+from ddtree.verifier.steps import Steps
 
 
 @dataclass
@@ -148,7 +149,7 @@ class VLLMTarget:
     """This rank's part of a target that vLLM runs.
 
     Args:
-        model_dir, dtype, device, page_size, pages, feature_layers, threads: as for `hf.HFTarget`. `device` is this
+        model_dir, dtype, device, page_size, pages, feature_layers, threads, graphs: as for `hf.HFTarget`. `device` is this
             rank's own; `pages` are of this rank's pool, and equal on all ranks.
         rank, world_size: this process's place in the tensor-parallel group.
         init_address: where the ranks of a group meet, "tcp://HOST:PORT" with a port that is free on rank 0's host.
@@ -162,9 +163,10 @@ class VLLMTarget:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "cpu",
         page_size: int,
-        pages: int,
+        pages: int | MemoryShare,
         feature_layers: Sequence[int] = (),
         threads: int | None = None,
+        graphs: StepSizes | None = None,
         rank: int = 0,
         world_size: int = 1,
         init_address: str | None = None,
@@ -191,8 +193,11 @@ class VLLMTarget:
             init_address=init_address or "tcp://127.0.0.1:0",
         )
         self._model.keep_outputs(self._kept)
-        self.pool = self._bind_pool(pages, page_size)
-        self._noise = KeyedNoise(self.info.vocab_size, self.device)
+        if isinstance(pages, MemoryShare):
+            own = fitting_pages(partial(self._bind_pool, page_size), self, graphs, pages)
+            pages = self._model.smallest(own)
+        self.pool = self._bind_pool(page_size, pages)
+        self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
 
     @torch.inference_mode()
     def step(self, batch: VerifyBatch) -> VerifyResult:
@@ -200,28 +205,21 @@ class VLLMTarget:
 
         Raises ValueError, on all ranks alike, where a batch contradicts itself or the pool.
         """
-        batch.check(self.pool.page_size)
-        started = time.perf_counter()
-        if batch.commit is not None:
-            self.pool.commit(batch.commit)
-        committed = time.perf_counter()
-        rows = len(batch.tokens)
-        step = _Step(batch.rows, num_actual_tokens=rows, num_decode_tokens=rows)
-        hidden, kept = self._model.forward(batch.tokens.long(), batch.positions.long(), batch.slots, step)
+        return self._steps.run(batch)
+
+    def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """See `steps.Model`."""
+        step = _Step(rows, num_actual_tokens=len(tokens), num_decode_tokens=len(tokens))
+        hidden, kept = self._model.forward(tokens.long(), positions.long(), slots, step)
         outputs = {**dict(zip(self._kept, kept, strict=True)), self._last: hidden}
-        features = torch.cat([outputs[i] for i in self.feature_layers] or [hidden[:, :0]], dim=-1)
-        y = self._draw(hidden, batch)
-        verified = time.perf_counter()
-        return VerifyResult(y, features, {"commit": committed - started, "verify": verified - committed})
+        return hidden, torch.cat([outputs[i] for i in self.feature_layers] or [hidden[:, :0]], dim=-1)
 
-    def _draw(self, hidden: Tensor, batch: VerifyBatch) -> Tensor:
-        wanted = batch.sampling.row.long()
-        logits = self._model.logits(hidden[wanted]) if len(wanted) else None
-        if self.rank or logits is None:
-            return torch.empty(0, dtype=torch.int32, device=self.device)
-        return sample(logits, batch.positions[wanted] + 1, batch.sampling, self._noise)
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """See `steps.Model`."""
+        logits = self._model.logits(hidden)
+        return None if self.rank else logits
 
-    def _bind_pool(self, pages: int, page_size: int) -> Pool:
+    def _bind_pool(self, page_size: int, pages: int) -> Pool:
         """Make the pool of this rank's heads and give each layer its part."""
         layers = list(self._model.layers.values())
         if len(layers) != self.info.num_layers:

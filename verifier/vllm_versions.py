@@ -7,10 +7,16 @@ or model runner. Imports vllm and torch only inside functions. Knows no batch, n
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from ddtree.verifier.model_dir import language_config, random_weights
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +33,8 @@ _MEMBERS = {
 }
 # What transformers hard-codes for a type and leaves out of the configurations that it writes; vLLM reads it there.
 _IMPLIED = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
+# What vLLM calls its model of a type that comes inside a multimodal one.
+_ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
 
 
 def check() -> None:
@@ -81,6 +89,15 @@ class Loaded:
         logits: Tensor | None = self.model.compute_logits(hidden)
         return logits
 
+    def smallest(self, number: int) -> int:
+        """The smallest of the ranks' numbers; all ranks call it at the same time."""
+        import torch
+        from vllm.distributed.parallel_state import get_tp_group
+
+        found = torch.tensor([number])
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, get_tp_group().cpu_group)
+        return int(found)
+
 
 def load(
     model_dir: str,
@@ -122,19 +139,22 @@ def load(
         _prepare_cuda(torch.device("cuda", local_rank))
     else:
         torch.accelerator.empty_cache = lambda: None  # get_model calls it, and without an accelerator it raises
-    config = EngineArgs(
-        model=model_dir,
-        dtype=dtype,
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        use_tqdm_on_load=False,
-        tensor_parallel_size=world_size,
-        distributed_executor_backend="external_launcher" if world_size > 1 else None,
-        hf_overrides=_complete,
-        # On a CPU any other value gives wrong tokens: its rotary kernel misreads the 3-D query of latent attention.
-        compilation_config={"custom_ops": ["none" if device.type == "cpu" else "all"]},
-        **({"attention_backend": "CUSTOM"} if device.type == "cuda" else {}),
-    ).create_engine_config()
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(_language_config(Path(model_dir))))
+        config = EngineArgs(
+            model=model_dir,
+            hf_config_path=folder,
+            dtype=dtype,
+            load_format="dummy" if random_weights(Path(model_dir)) else "auto",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            use_tqdm_on_load=False,
+            tensor_parallel_size=world_size,
+            distributed_executor_backend="external_launcher" if world_size > 1 else None,
+            # On a CPU any other value gives wrong tokens: its rotary kernel misreads the 3-D query of latent attention.
+            compilation_config={"custom_ops": ["none" if device.type == "cpu" else "all"]},
+            **({"attention_backend": "CUSTOM"} if device.type == "cuda" else {}),
+        ).create_engine_config()
     if device.type == "cpu" and "none" not in config.compilation_config.custom_ops:
         raise RuntimeError("vLLM did not keep custom_ops at 'none', without which its CPU results are wrong")
     if device.type == "cuda":
@@ -146,18 +166,71 @@ def load(
         if parallel_state.model_parallel_is_initialized():  # for an earlier model, without groups for experts maybe
             parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(world_size)
-        model = get_model(vllm_config=config)
+        try:
+            model = get_model(vllm_config=config)
+        except NotImplementedError as error:  # no kernel here for weights that are quantised so
+            hint = "; on a CPU, INT4 experts need AMX" if device.type == "cpu" else ""
+            raise ValueError(f"vLLM cannot run {model_dir} on this {device.type}: {error}{hint}") from error
+    if random_weights(Path(model_dir)):
+        _make_plausible(model)
+    if device.type == "cpu":
+        _forget_names(rank)
     context = config.compilation_config.static_forward_context
     layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention | MLAAttention)}
     return Loaded(model, config, layers)
 
 
-def _complete(config: Any) -> Any:
-    """The model's configuration with what its type implies."""
-    for key, value in _IMPLIED.get(config.model_type, {}).items():
-        if getattr(config, key, None) is None:
-            setattr(config, key, value)
+def _make_plausible(model: Any) -> None:
+    """vLLM's dummy weights are all near 0, the norms' too, so that one bias would send every row to the same experts."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if name.endswith("e_score_correction_bias"):
+            parameter.data.zero_()
+        elif "norm" in name:
+            parameter.data.fill_(1)
+        elif name.endswith("gate.weight"):
+            generator = torch.Generator(parameter.device).manual_seed(0)  # the same on every rank
+            parameter.data.normal_(0, 0.02, generator=generator)
+
+
+def _forget_names(rank: int) -> None:
+    """Remove the names of this rank's shared memory, which all ranks have mapped by now: vLLM would do it when the process
+    ends in good order, and one that is killed would leave megabytes behind."""
+    for path in Path("/dev/shm").glob(f"{os.environ['VLLM_DIST_IDENT']}-*_{rank}"):
+        path.unlink(missing_ok=True)
+
+
+def _language_config(model_dir: Path) -> dict[str, Any]:
+    """What vLLM is to take for the config.json of this directory: the language model's, with what its type implies."""
+    config, prefix = language_config(model_dir)
+    config = _IMPLIED.get(config["model_type"], {}) | config
+    if prefix:
+        config["architectures"] = [_register_part(_ARCHITECTURES[config["model_type"]], prefix)]
     return config
+
+
+def _register_part(architecture: str, prefix: str) -> str:
+    """Make known to vLLM its model `architecture` for checkpoints that hold more, its tensors under `prefix`.
+
+    vLLM's own class of such a checkpoint makes and loads all parts. Returns the new model's name.
+    """
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+
+    whole: Any = ModelRegistry.models[architecture].load_model_cls()
+
+    class LanguagePart(whole):
+        hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={prefix: ""})  # also maps names in a quantisation's lists
+
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+            own = ((name, tensor) for name, tensor in weights if name.startswith(prefix))
+            loaded: set[str] = AutoWeightsLoader(self).load_weights(own, mapper=self.hf_to_vllm_mapper)
+            return loaded
+
+    name = f"LanguagePart{architecture}"
+    ModelRegistry.register_model(name, LanguagePart)
+    return name
 
 
 def _prepare_cuda(device: torch.device) -> None:

@@ -70,11 +70,11 @@ class Output:
 class Harness:
     """Drives a target as a router would, with all the bookkeeping in plain Python."""
 
-    def __init__(self, target: HFTarget, model: PreTrainedModel) -> None:
+    def __init__(self, target: HFTarget, model: PreTrainedModel | None) -> None:
         self.target = target
         self.model = model  # the same weights in transformers' own hands: the oracle
-        self.pages = PageAllocator(target.pool.pages, target.pool.page_size)
-        self.trash = self.pages.allocate(1)[0]
+        self.trash = target.pool.pages - 1  # as in a deployment, the last page belongs to no sequence
+        self.pages = PageAllocator(self.trash, target.pool.page_size)
 
     def sequence(self, capacity: int) -> Sequence:
         return Sequence(self.pages.allocate(self.pages.pages_for(capacity)))
@@ -89,7 +89,9 @@ class Harness:
         outputs, begin, drawn = [], 0, 0
         for piece in pieces:
             n = len(piece.tokens)
-            outputs.append(Output(result.y[drawn : drawn + n].tolist(), result.features[begin : begin + n].float()))
+            outputs.append(
+                Output(result.y[drawn : drawn + n].tolist(), result.features[begin : begin + n].float().cpu())
+            )
             begin, drawn = begin + n + padding, drawn + n
             if piece.tree is None:
                 piece.sequence.tokens += piece.tokens
@@ -197,8 +199,10 @@ class Harness:
             assert output.y[node] == int(logits.argmax()) or best[0] - best[1] < 2 * atol
 
 
-def harness(model_dir: Path, feature_layers: tuple[int, ...], pages: int, dtype: str = "float32") -> Harness:
-    target = HFTarget(model_dir, dtype=dtype, page_size=PAGE, pages=pages, feature_layers=feature_layers)
+def harness(
+    model_dir: Path, feature_layers: tuple[int, ...], pages: int, dtype: str = "float32", device: str = "cpu"
+) -> Harness:
+    target = HFTarget(model_dir, dtype=dtype, device=device, page_size=PAGE, pages=pages, feature_layers=feature_layers)
     return Harness(target, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval())
 
 
@@ -231,9 +235,29 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-@pytest.fixture(scope="session", params=list(TINY))
+@pytest.fixture(scope="session")
+def wide_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """As `tiny_dir`, with heads of a size that the CUDA kernels serve."""
+
+    def make(kind: str) -> Path:
+        torch.manual_seed(7)
+        config = TINY[kind]()
+        config.head_dim = 64
+        folder = tmp_path_factory.mktemp(f"wide-{kind}")
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        return folder
+
+    return make
+
+
+ON_DEVICES = [(kind, device) for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()] for kind in TINY]
+
+
+@pytest.fixture(scope="session", params=ON_DEVICES, ids="-".join)
 def tiny(request: pytest.FixtureRequest, tiny_dir: Callable[[str], Path]) -> Harness:
-    return harness(tiny_dir(request.param), feature_layers=(0, 2), pages=96)
+    """In float32, on a CPU and where there is one on a GPU: attention is then the reference's."""
+    kind, device = request.param
+    return harness(tiny_dir(kind), feature_layers=(0, 2), pages=96, device=device)
 
 
 @pytest.fixture(scope="session")

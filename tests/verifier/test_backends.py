@@ -45,16 +45,17 @@ def test_unknown_names_list_the_valid_ones(tiny_dir: Callable[[str], Path]) -> N
     ],
 )
 def test_vllm_must_be_of_a_version_that_was_run(
-    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], message: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: dict[str, str], message: str | None
 ) -> None:
     def version(distribution: str) -> str:
         if distribution not in installed:
             raise metadata.PackageNotFoundError
         return installed[distribution]
 
+    info = TargetInfo.read(tiny_models.write("deepseek_v3", tmp_path))
     monkeypatch.setattr(metadata, "version", version)
     with nullcontext() if message is None else pytest.raises(ValueError, match=message):
-        check_backend("vllm", "deepseek_v3")
+        check_backend("vllm", info)
 
 
 def test_a_backend_serves_certain_models_and_numbers_of_processes(tmp_path: Path, tiny_dir: Callable) -> None:

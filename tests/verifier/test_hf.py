@@ -109,7 +109,7 @@ def test_what_lies_in_slots_of_nobody_does_not_matter(tiny: Harness) -> None:
     sequence = prompted(tiny, PROMPT, capacity=24).sequence
     tree = tiny.random_tree(sequence, 5, 8, torch.Generator().manual_seed(9))
     [clean] = tiny.step(tree)
-    nobodys = torch.ones(tiny.pages.pages * PAGE, dtype=torch.bool)
+    nobodys = torch.ones(tiny.target.pool.pages * PAGE, dtype=torch.bool)
     for i in range(len(sequence.tokens)):
         nobodys[sequence.pages[i // PAGE] * PAGE + i % PAGE] = False
     for cache, garbage in ((tiny.target.pool.k, 1e30), (tiny.target.pool.v, float("nan"))):

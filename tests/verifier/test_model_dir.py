@@ -58,6 +58,16 @@ def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
     assert TargetInfo.read(write(tmp_path / "none", eos_token_id=None)).eos_token_ids == ()
 
 
+def test_positions_and_types_of_published_models(tmp_path: Path) -> None:
+    kimi = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0}
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "max_position_embeddings": 262144, "rope_theta": 50000.0}
+    info = TargetInfo.read(write(tmp_path / "kimi", model_type="kimi_k2", rope_scaling=kimi, **sizes))
+    assert (info.model_type, info.max_positions, info.latent_width) == ("deepseek_v3", 262144, 576)
+    qwen = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    info = TargetInfo.read(write(tmp_path / "qwen", rope_scaling=qwen, max_position_embeddings=40960))
+    assert info.max_positions == 131072, "as far as the stretched embedding reaches, and no further"
+
+
 def test_fingerprint_follows_what_the_model_computes(tmp_path: Path) -> None:
     def fingerprint(name: str, **changes: object) -> str:
         return TargetInfo.read(write(tmp_path / name, **changes)).fingerprint
@@ -78,6 +88,7 @@ def test_fingerprint_follows_what_the_model_computes(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' rotary scaling"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' rotary scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "YaRN needs the numbers 'factor' and 'original_max_pos"),
         ({"vocab_size": None}, "lacks the number 'vocab_size'"),
     ],
 )

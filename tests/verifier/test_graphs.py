@@ -1,0 +1,180 @@
+"""Steps of fixed size: padding has no effect, and a replayed graph is the forward that was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ddtree.kernels import Rows
+from ddtree.verifier.batch import VerifyBatch
+from ddtree.verifier.graphs import FixedBatch, StepSizes, row_buckets
+from ddtree.verifier.hf import HFTarget
+from ddtree.verifier.memory import MemoryShare
+from ddtree.verifier.steps import Steps
+from ddtree.verifier.transfer import to_device
+
+from .conftest import PAGE, Harness, Piece
+from .test_hf import PROMPT, prompted
+
+SIZES = StepSizes(sequences=5, rows=96, pages=40, words=3)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs exist on no other")
+
+
+@given(st.integers(1, 5000), st.data())
+def test_buckets_are_never_much_larger_than_what_they_hold(most: int, data: st.DataObject) -> None:
+    buckets = row_buckets(most)
+    assert buckets == sorted(set(buckets)) and buckets[-1] == most
+    rows = data.draw(st.integers(1, most))
+    bucket = next(size for size in buckets if size >= rows)
+    assert bucket <= max(rows * 2 - 1, 1) and (rows < 8 or bucket <= 1.5 * rows)
+
+
+def mixed(h: Harness, seed: int) -> list[Piece]:
+    """Two trees and a prompt chunk."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = prompted(h, PROMPT), prompted(h, PROMPT[:3])
+    return [
+        h.random_tree(a.sequence, 5, 12, generator),
+        h.random_tree(b.sequence, 6, 3, generator),
+        Piece(h.sequence(32), PROMPT[::-1]),
+    ]
+
+
+def real_rows(batch: VerifyBatch) -> list[int]:
+    """Indices of the rows in use; what the others come to is nobody's business."""
+    offsets, lengths = batch.rows.row_offsets.tolist(), batch.rows.q_len.tolist()
+    return [offsets[s] + i for s, n in enumerate(lengths) for i in range(n)]
+
+
+@pytest.mark.parametrize("rows", [26, 32, 96])
+def test_padding_changes_nothing(tiny: Harness, rows: int) -> None:
+    target = tiny.target
+    fixed = FixedBatch(SIZES, PAGE, tiny.trash * PAGE, target.device)
+    for seed in range(3):  # what a step leaves behind must not reach the next one
+        pieces = mixed(tiny, seed)
+        batch = to_device(tiny.batch(*pieces), target.device)
+        before = target.pool.k.clone()
+        with torch.inference_mode():
+            hidden, features = target.forward(batch.tokens, batch.positions, batch.slots, batch.rows)
+            alone = target.pool.k.clone()
+            target.pool.k.copy_(before)
+            fixed.fill(batch, rows)
+            padded_hidden, padded_features = target.forward(*fixed.first(rows))
+        keep, page = real_rows(batch), [p for p in range(target.pool.pages) if p != tiny.trash]
+        torch.testing.assert_close(padded_hidden[keep], hidden[keep], atol=5e-5, rtol=0)
+        torch.testing.assert_close(padded_features[keep], features[keep], atol=5e-5, rtol=0)
+        torch.testing.assert_close(target.pool.k[:, page], alone[:, page], atol=5e-5, rtol=0)
+        tiny.release(*(piece.sequence for piece in pieces))
+
+
+def test_a_larger_step_is_not_held() -> None:
+    fixed = FixedBatch(StepSizes(sequences=1, rows=4, pages=2, words=1), PAGE, 0, torch.device("cpu"))
+
+    def batch(rows: int = 4, sequences: int = 1, pages: int = 2, words: int = 1) -> VerifyBatch:
+        ints = torch.zeros(rows, dtype=torch.int32)
+        spread = torch.zeros(sequences + 1, dtype=torch.int32)
+        return VerifyBatch(
+            ints,
+            ints,
+            ints.long(),
+            Rows(
+                row_offsets=spread,
+                q_len=spread[1:],
+                seq_len=spread[1:],
+                page_table=torch.zeros(sequences, pages, dtype=torch.int32),
+                page_size=PAGE,
+                causal=spread[1:].bool(),
+                ancestors=torch.zeros(rows, words, dtype=torch.int32),
+            ),
+            sampling=None,  # type: ignore[arg-type]
+        )
+
+    assert fixed.holds(batch())
+    for larger in (batch(rows=5), batch(sequences=2), batch(pages=3), batch(words=2), batch(rows=0)):
+        assert not fixed.holds(larger)
+
+
+def test_tensors_that_are_there_stay_where_they_are() -> None:
+    @dataclass(frozen=True)
+    class Inner:
+        x: Tensor
+
+    @dataclass(frozen=True)
+    class Message:
+        inner: Inner
+        nothing: None
+        number: int
+
+    there = Message(Inner(torch.arange(3)), None, 4)
+    assert to_device(there, torch.device("cpu")) is there
+    moved = to_device(there, torch.device("meta"))
+    assert moved.inner.x.device.type == "meta" and moved.inner.x.shape == (3,) and moved.number == 4
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def wide(request: pytest.FixtureRequest, wide_dir: Callable[[str], Path]) -> HFTarget:
+    """A tiny target on the GPU whose heads have a size that the CUDA kernels serve."""
+    return HFTarget(
+        wide_dir(request.param), dtype="bfloat16", device="cuda", page_size=PAGE, pages=64, feature_layers=(0, 2),
+        graphs=SIZES,
+    )  # fmt: skip
+
+
+def eager(target: HFTarget) -> Steps:
+    return Steps(target, target.pool, target.info.vocab_size)
+
+
+@on_gpu
+@torch.inference_mode()
+def test_a_replayed_graph_equals_the_forward(wide: HFTarget) -> None:
+    h = Harness(wide, None)
+    fixed = FixedBatch(SIZES, PAGE, h.trash * PAGE, wide.device)
+    graphs = wide._steps._graphs
+    for seed in range(4):
+        pieces = mixed(h, seed)
+        batch = to_device(h.batch(*pieces), wide.device)
+        assert graphs.holds(batch)
+        n = len(batch.tokens)
+        rows = next(size for size in row_buckets(SIZES.rows) if size >= n)
+        fixed.fill(batch, rows)
+        hidden, features = wide.forward(*fixed.first(rows))
+        keep = real_rows(batch)
+        replayed, replayed_features = graphs.run(batch)
+        assert torch.equal(replayed[keep], hidden[:n][keep])
+        assert torch.equal(replayed_features[keep], features[:n][keep])
+        h.release(*(piece.sequence for piece in pieces))
+
+
+@on_gpu
+def test_a_step_beyond_the_graphs_runs_without(wide: HFTarget) -> None:
+    h = Harness(wide, None)
+    long = Piece(h.sequence(128), [5 + i % 50 for i in range(SIZES.rows + 1)])
+    [output] = h.step(long)
+    h.release(long.sequence)
+    assert len(output.y) == SIZES.rows + 1 and min(output.y) >= 0
+
+
+@on_gpu
+def test_a_pool_as_large_as_fits_leaves_room_for_every_step(wide_dir: Callable[[str], Path]) -> None:
+    options = {"dtype": "bfloat16", "device": "cuda", "page_size": PAGE, "feature_layers": (0, 2), "graphs": SIZES}
+    total = torch.cuda.get_device_properties(0).total_memory
+    used = total - torch.cuda.mem_get_info()[0]
+    target = HFTarget(
+        wide_dir("llama"), pages=MemoryShare(fraction=0.5, others=1 << 30, others_per_token=512), **options
+    )
+    kept = 512 * target.pool.pages * PAGE
+    taken = total - torch.cuda.mem_get_info()[0] - used
+    assert 0.4 * total < target.pool.bytes + kept < 0.5 * total - (1 << 30)
+    assert taken + kept < 0.5 * total
+    with pytest.raises(ValueError, match=r"0 pages of 4 tokens fit .* lower target.max_context"):
+        HFTarget(wide_dir("llama"), pages=MemoryShare(fraction=0.01, others=2 << 30), **options)
