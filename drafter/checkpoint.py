@@ -30,6 +30,8 @@ def load_published(
         ValueError: not a DFlash checkpoint, another quantisation, or tensors that are missing, unknown or misshapen.
     """
     info = DrafterInfo.read(checkpoint_dir)
+    if info.random_weights:
+        return _make(info, dtype, torch.device(device))
     stored = read_tensors(info.checkpoint_dir)
     if info.quantization == "int8_rows":
         stored = _dequantise(stored, info.checkpoint_dir)
@@ -38,6 +40,13 @@ def load_published(
     _check(stored, model, info.checkpoint_dir)
     model.load_state_dict({name: tensor.to(device, dtype) for name, tensor in stored.items()}, assign=True)
     return model.eval()
+
+
+def _make(info: DrafterInfo, dtype: torch.dtype, device: torch.device) -> DFlashModel:
+    """Random weights, on the device at once."""
+    torch.manual_seed(0)
+    with device:
+        return DFlashModel(info).to(dtype).eval()
 
 
 def save_published(model: DFlashModel, directory: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 ARCHITECTURE = "DFlashDraftModel"
 QUANTIZATION_KEY = "ddtree_quantization"
+RANDOM_KEY = "ddtree_random_weights"  # true: there is no weights file, make some
 QUANTIZATIONS = ("int8_rows",)
 ROPE_TYPES = ("default", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -251,6 +252,7 @@ class DrafterInfo(DrafterConfig):
 
     checkpoint_dir: Path
     quantization: str | None = None  # one of QUANTIZATIONS, None for plain floating point
+    random_weights: bool = False  # there is no weights file
 
     @classmethod
     def read(cls, checkpoint_dir: str | Path) -> DrafterInfo:
@@ -265,7 +267,8 @@ class DrafterInfo(DrafterConfig):
         except ValueError as error:
             raise ValueError(f"drafter {checkpoint_dir}: {error}") from error
         known = {field.name: getattr(config, field.name) for field in fields(DrafterConfig)}
-        return cls(**known, checkpoint_dir=Path(checkpoint_dir), quantization=quantization)
+        known |= {"quantization": quantization, "random_weights": bool(raw.get(RANDOM_KEY))}
+        return cls(**known, checkpoint_dir=Path(checkpoint_dir))
 
     def check_target(self, target_hidden: int, target_vocab: int, target_layers: int, target_name: str) -> None:
         """Raises ValueError with one sentence where this drafter was not made for that target."""

@@ -70,10 +70,7 @@ class MLP(nn.Module):
 
 
 class DFlashLayer(nn.Module):
-    """One layer. `forward` is the whole of it; a cached runtime calls `context_kv`, `block_qkv` and `finish` instead.
-
-    Shapes are `[..., d]` for streams, `[..., heads, head_dim]` for q, k, v and `[..., 1, head_dim]` for cos and sin.
-    """
+    """One layer. At run time `stack.py` runs its weights in another arrangement."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -82,27 +79,16 @@ class DFlashLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def context_kv(self, context: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of fused context rows. `input_layernorm` is the block's only: context is already normed."""
-        return self.self_attn.key_value(context, cos, sin)
-
-    def block_qkv(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of block rows."""
-        h = self.input_layernorm(x)
-        return self.self_attn.query(h, cos, sin), *self.self_attn.key_value(h, cos, sin)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream after attention `[..., heads, head_dim]` and MLP."""
-        x = x + self.self_attn.o_proj(attended.flatten(-2))
-        return x + self.mlp(self.post_attention_layernorm(x))
-
     def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
         """x `[B, Q, d]`, context `[B, T, d]`, cos and sin `[B, T+Q, 1, head_dim]` (context first) → `[B, Q, d]`."""
-        t = context.shape[1]
-        context_k, context_v = self.context_kv(context, cos[:, :t], sin[:, :t])
-        q, k, v = self.block_qkv(x, cos[:, t:], sin[:, t:])
+        t, attention = context.shape[1], self.self_attn
+        h = self.input_layernorm(x)  # the block's only: context is already normed
+        q = attention.query(h, cos[:, t:], sin[:, t:])
+        context_k, context_v = attention.key_value(context, cos[:, :t], sin[:, :t])
+        k, v = attention.key_value(h, cos[:, t:], sin[:, t:])
         k, v = torch.cat([context_k, k], 1), torch.cat([context_v, v], 1)
-        return self.finish(x, _attend(q, k, v, mask))
+        x = x + attention.o_proj(_attend(q, k, v, mask).flatten(-2))
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlashModel(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree.drafter.config import DrafterInfo
+from ddtree.drafter.config import RANDOM_KEY, DrafterInfo
 from ddtree.drafter.tensors import read_tensors
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -35,6 +35,8 @@ class TargetEnds:
         directory = Path(target_dir)
         config = _text_config(directory)
         info.check_target(config["hidden_size"], config["vocab_size"], config["num_hidden_layers"], str(target_dir))
+        if config[RANDOM_KEY]:
+            return cls._make(info, bool(config["tie_word_embeddings"]), dtype=dtype, device=device)
         # multimodal targets prefix the names, so only the ends of the names are compared
         tensors = read_tensors(directory, lambda name: name.endswith((EMBEDDING, LM_HEAD)))
         embedding = _only(tensors, EMBEDDING, directory)
@@ -49,6 +51,13 @@ class TargetEnds:
         embedding = embedding.to(device, dtype)
         return cls(embedding, embedding if tied else lm_head.to(device, dtype))
 
+    @classmethod
+    def _make(cls, info: DrafterInfo, tied: bool, *, dtype: torch.dtype, device: torch.device | str) -> TargetEnds:
+        """Of a target without a weights file. They are not the numbers that its verifier made: drafts are wrong either way."""
+        torch.manual_seed(0)
+        ends = [torch.randn(info.vocab_size, info.hidden_size, dtype=dtype, device=device) for _ in range(2 - tied)]
+        return cls(ends[0] * 0.02, ends[-1] * 0.02)
+
 
 def _text_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
@@ -60,7 +69,7 @@ def _text_config(directory: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"target {directory}: config.json lacks {', '.join(missing)}")
     tied = config.get("tie_word_embeddings", whole.get("tie_word_embeddings", False))
-    return {**config, "tie_word_embeddings": bool(tied)}
+    return {**config, "tie_word_embeddings": bool(tied), RANDOM_KEY: bool(whole.get(RANDOM_KEY))}
 
 
 def _only(tensors: dict[str, Tensor], ending: str, directory: Path) -> Tensor:

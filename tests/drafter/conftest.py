@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ CONFIG = DrafterConfig(
     rms_norm_eps=1e-5,
 )
 SLIDING = (Span(causal=True, window=7), Span())
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device of this machine."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -60,11 +68,13 @@ def random_model() -> Callable[..., DFlashModel]:
 
 @pytest.fixture(scope="session")
 def drafter_dir(tmp_path_factory: pytest.TempPathFactory, random_model: Callable[..., DFlashModel]) -> Any:
-    """config → a checkpoint directory in fp32."""
+    """config → a checkpoint directory in fp32; keyword arguments are added to its config.json."""
 
-    def make(config: DrafterConfig, seed: int = 0) -> Path:
+    def make(config: DrafterConfig, seed: int = 0, **changes: Any) -> Path:
         directory = tmp_path_factory.mktemp("drafter")
         save_published(random_model(config, seed), directory, dtype=torch.float32)
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
         return directory
 
     return make

@@ -1,9 +1,12 @@
-"""The cached, ragged drafter against one uncached pass of the model, and the ways a call can be wrong."""
+"""The cached, ragged drafter against one uncached pass of the model, and the ways a call can be wrong.
+
+All of it on each device, with contexts that grow one by one and with paged ones.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +18,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from ddtree.drafter.config import DrafterConfig, Rope
+from ddtree.drafter.checkpoint import load_published
+from ddtree.drafter.config import DrafterConfig, DrafterInfo, Rope
+from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.drafter import Candidates, Drafter, DraftItem, FeatureSlice
+from ddtree.drafter.target_ends import TargetEnds
 
 WIDTH, TOP_K, MASK = 96, 7, 16
+Make = Callable[..., Drafter]
+OneShot = Callable[[Drafter, Tensor, int, int], Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +34,35 @@ def target(target_dir: Callable[..., Path]) -> Path:
     return target_dir()
 
 
-@pytest.fixture(scope="module", params=["full", "sliding", "yarn"])
+@pytest.fixture(scope="module", params=["growing", "paged"])
+def make(request: pytest.FixtureRequest, target: Path, device: str) -> Make:
+    """A checkpoint directory → a drafter in fp32. Sliding layers are never paged."""
+
+    def drafter(checkpoint_dir: Path, top_k: int = TOP_K, dtype: torch.dtype = torch.float32) -> Drafter:
+        windows = any(span.window is not None for span in DrafterInfo.read(checkpoint_dir).spans)
+        paged = request.param == "paged" and not windows
+        return Drafter(checkpoint_dir, target, device=device, dtype=dtype, top_k=top_k, paged=paged)
+
+    return drafter
+
+
+@pytest.fixture(scope="module", params=["full", "sliding", "yarn", "causal"])
 def drafter(
     request: pytest.FixtureRequest,
     config: DrafterConfig,
     sliding_config: DrafterConfig,
     drafter_dir: Callable[..., Path],
-    target: Path,
+    make: Make,
 ) -> Drafter:
+    if request.param == "causal":
+        return make(drafter_dir(config, is_causal=True))
     yarn = dataclasses.replace(config, rope=Rope(1e4, "yarn", 8.0, 16))
-    chosen = {"full": config, "sliding": sliding_config, "yarn": yarn}[request.param]
-    return Drafter(drafter_dir(chosen), target, dtype=torch.float32, top_k=TOP_K)
+    return make(drafter_dir({"full": config, "sliding": sliding_config, "yarn": yarn}[request.param]))
 
 
 @pytest.fixture
-def fresh(config: DrafterConfig, drafter_dir: Callable[..., Path], target: Path) -> Drafter:
-    return Drafter(drafter_dir(config), target, dtype=torch.float32, top_k=TOP_K)
+def fresh(config: DrafterConfig, drafter_dir: Callable[..., Path], make: Make) -> Drafter:
+    return make(drafter_dir(config))
 
 
 def feats(rows: int, seed: int = 0) -> Tensor:
@@ -53,27 +74,33 @@ def feed(sequence: str, rows: int, *, bonus: int | None = 3, start: int = 0, sou
     return DraftItem(sequence, True, [FeatureSlice(source, list(range(rows)), start)], bonus, start + rows)
 
 
-def one_shot(drafter: Drafter, features: Tensor, start: int, bonus: int) -> Tensor:
-    """Log-probs `[L, V]` of one uncached pass over a whole context that begins at position `start`."""
-    block = torch.full((1, drafter.info.block_size), drafter.info.mask_token_id)
-    block[0, 0] = bonus
-    positions = start + torch.arange(len(features) + drafter.info.block_size)[None]
-    model = drafter._model
-    with torch.no_grad():
-        hidden = model(
-            F.embedding(block, drafter._embedding),
-            positions[:, len(features) :],
-            model.fuse(features[None]),
-            positions[:, : len(features)],
-        )
-        return drafter._lm_head(hidden[0, 1:]).log_softmax(-1)
+@pytest.fixture(scope="module")
+def one_shot(target: Path) -> OneShot:
+    """drafter, features, start, bonus → log-probs `[L, V]` of one uncached pass on the CPU over a whole context."""
+
+    @functools.cache
+    def parts(checkpoint_dir: Path) -> tuple[DFlashModel, TargetEnds]:
+        ends = TargetEnds.load(target, DrafterInfo.read(checkpoint_dir), dtype=torch.float32, device="cpu")
+        return load_published(checkpoint_dir, dtype=torch.float32), ends
+
+    @torch.no_grad()
+    def log_probs(drafter: Drafter, features: Tensor, start: int, bonus: int) -> Tensor:
+        model, ends = parts(drafter.info.checkpoint_dir)
+        block = torch.full((1, drafter.info.block_size), drafter.info.mask_token_id)
+        block[0, 0] = bonus
+        positions = start + torch.arange(len(features) + drafter.info.block_size)[None]
+        before, after = positions[:, : len(features)], positions[:, len(features) :]
+        hidden = model(F.embedding(block, ends.embedding), after, model.fuse(features[None]), before)
+        return (hidden[0, 1:] @ ends.lm_head.T).log_softmax(-1)
+
+    return log_probs
 
 
 def assert_drafts(candidates: Candidates, row: int, expected: Tensor) -> None:
     """The candidates are the best of `expected`; ids may differ only between equal log-probs."""
-    best = expected.topk(TOP_K).values
-    torch.testing.assert_close(candidates.logprobs[row], best, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(expected.gather(1, candidates.ids[row].long()), best, atol=1e-4, rtol=1e-4)
+    best, (logprobs, ids) = expected.topk(TOP_K).values, (x[row].cpu() for x in (candidates.logprobs, candidates.ids))
+    torch.testing.assert_close(logprobs, best, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(expected.gather(1, ids.long()), best, atol=1e-4, rtol=1e-4)
 
 
 @dataclass
@@ -86,7 +113,7 @@ class Held:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_any_schedule_equals_one_shot(drafter: Drafter, data: st.DataObject) -> None:
+def test_any_schedule_equals_one_shot(drafter: Drafter, one_shot: OneShot, data: st.DataObject) -> None:
     """Sequences join, grow by random pieces from random tensors, restart, skip rounds and leave, batched at random."""
     drafter.release(["a", "b", "c", "d"])
     held: dict[str, Held] = {}
@@ -150,10 +177,9 @@ def test_a_name_used_again_remembers_nothing(fresh: Drafter) -> None:
 
 
 def test_a_context_grows_past_its_first_allocation(
-    config: DrafterConfig, drafter_dir: Callable[..., Path], target: Path
+    config: DrafterConfig, drafter_dir: Callable[..., Path], make: Make, one_shot: OneShot
 ) -> None:
-    long = dataclasses.replace(config, max_positions=4096)
-    drafter = Drafter(drafter_dir(long), target, dtype=torch.float32, top_k=TOP_K)
+    drafter = make(drafter_dir(dataclasses.replace(config, max_positions=4096)))
     features = feats(1000)
     drafter.draft([feed("s", 250, bonus=None)], [features])
     for end in range(500, 1001, 250):
@@ -168,18 +194,18 @@ def test_the_bonus_token_is_in_slot_0(fresh: Drafter) -> None:
     assert not torch.allclose(drafts[0].logprobs, drafts[2].logprobs)
 
 
-def test_a_real_token_equal_to_the_mask_survives(fresh: Drafter, target: Path) -> None:
+def test_a_real_token_equal_to_the_mask_survives(fresh: Drafter, make: Make, one_shot: OneShot) -> None:
     """As the bonus, and among the candidates."""
-    everything = Drafter(fresh.info.checkpoint_dir, target, dtype=torch.float32, top_k=10_000)
+    everything = make(fresh.info.checkpoint_dir, top_k=10_000)
     for drafter in (fresh, everything):
         candidates = drafter.draft([feed("s", 9, bonus=MASK)], [feats(9)])
         expected = one_shot(drafter, feats(9), 0, MASK)
         best = expected.topk(candidates.ids.shape[-1]).values
-        torch.testing.assert_close(candidates.logprobs[0], best, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(candidates.logprobs[0].cpu(), best, atol=1e-4, rtol=1e-4)
     assert candidates.ids.shape == (1, 4, 97) and (candidates.ids == MASK).sum() == 4
 
 
-def test_lost_context_changes_the_draft(fresh: Drafter) -> None:
+def test_lost_context_changes_the_draft(fresh: Drafter, one_shot: OneShot) -> None:
     """A prefix-cache hit without its features is a shorter context, not a wrong position: rows keep their positions."""
     features = feats(31)
     tail = DraftItem("s", True, [FeatureSlice(0, list(range(20, 30)), 20)], 5, 30)
@@ -226,13 +252,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_item_changes_nothing(fresh: Drafter, case: str) -> None:
+def test_a_wrong_item_changes_nothing(fresh: Drafter, make: Make, case: str) -> None:
     """Not of its own sequence and not of a good one in the same call; both go on as if it had never come."""
     item, words = WRONG[case]
     features = feats(70)
-    fresh.draft([feed("s", 9, bonus=None), feed("good", 5, bonus=None)], [features])
-    twin = copy.copy(fresh)
-    twin._contexts = copy.deepcopy(fresh._contexts)  # all that a call may change; packed weights cannot be copied
+    twin = make(fresh.info.checkpoint_dir)
+    for drafter in (fresh, twin):
+        drafter.draft([feed("s", 9, bonus=None), feed("good", 5, bonus=None)], [features])
     grow = DraftItem("good", False, [FeatureSlice(0, [5, 6], 5)], 3, 7)
     with pytest.raises(ValueError, match=f"sequence '{item.sequence}': .*{words}"):
         fresh.draft([grow, item], [features])
@@ -242,25 +268,27 @@ def test_a_wrong_item_changes_nothing(fresh: Drafter, case: str) -> None:
     assert fresh.sequences == 2
 
 
-def test_a_failure_inside_the_pass_changes_nothing(fresh: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_inside_the_pass_changes_nothing(
+    fresh: Drafter, one_shot: OneShot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Say, memory that runs out at the lm_head: the same call works afterwards."""
     features = feats(70)
     fresh.draft([feed("s", 9, bonus=None)], [features])
     item = DraftItem("s", False, [FeatureSlice(0, [9, 10], 9)], 4, 11)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(fresh, "_lm_head", torch.nn.Linear(31, 97))
+        patch.setattr(fresh._contexts._stack, "_lm_head", torch.nn.Linear(31, 97))
         fresh.draft([item, feed("new", 5)], [features])
     assert fresh.sequences == 1
     assert_drafts(fresh.draft([item], [features]), 0, one_shot(fresh, features[:11], 0, 4))
 
 
-def test_bf16_stays_near_fp32(drafter: Drafter, target: Path) -> None:
+def test_bf16_stays_near_fp32(drafter: Drafter, make: Make, one_shot: OneShot) -> None:
     """The runtime dtype, with packed layers where the CPU has them."""
-    low = Drafter(drafter.info.checkpoint_dir, target, dtype=torch.bfloat16, top_k=97)
+    low = make(drafter.info.checkpoint_dir, top_k=97, dtype=torch.bfloat16)
     candidates = low.draft([feed("s", 30)], [feats(30)])
-    exact = one_shot(drafter, feats(30), 0, 3).gather(1, candidates.ids[0].long())
+    exact = one_shot(drafter, feats(30), 0, 3).gather(1, candidates.ids[0].long().cpu())
     # hidden states of a plain bf16 model are 0.01–0.025 off on average here; an lm_head row of norm ≈ 3 adds them up
-    assert (candidates.logprobs[0] - exact).abs().mean() < 0.15
+    assert (candidates.logprobs[0].cpu() - exact).abs().mean() < 0.15
 
 
 def test_twice_in_one_call(fresh: Drafter) -> None:
@@ -274,7 +302,7 @@ def test_features_of_the_wrong_width(fresh: Drafter) -> None:
         fresh.draft([feed("s", 3)], [torch.zeros(9, 64)])
 
 
-def test_the_last_position_where_a_block_fits(fresh: Drafter) -> None:
+def test_the_last_position_where_a_block_fits(fresh: Drafter, one_shot: OneShot) -> None:
     features = feats(70)
     assert fresh.info.drafts_at(59) and not fresh.info.drafts_at(60)
     assert_drafts(fresh.draft([feed("s", 59)], [features]), 0, one_shot(fresh, features[:59], 0, 3))
