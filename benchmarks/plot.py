@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-STAGES = ("draft", "build", "verify", "accept", "commit")
-COLOURS = ("#d9730d", "#8a8f98", "#1f5fa8", "#c4c8ce", "#57a773")
+STAGES = ("draft", "build", "verify", "accept", "commit", "rest")
+COLOURS = ("#d9730d", "#8a8f98", "#1f5fa8", "#c4c8ce", "#57a773", "#ece3d4")
 
 
 def main() -> None:
@@ -42,15 +43,9 @@ def draw(runs: list[dict[str, Any]]) -> Any:
     length.set(title="Tokens per round", xlabel="budget (nodes per round)", ylabel="accepted + bonus")
     modes = [("plain", runs[0]["stage_ms_per_round"]["plain"])]
     modes += [(budget, run["stage_ms_per_round"]["speculative"]) for budget, run in zip(budgets, runs, strict=True)]
-    bottom = [0.0] * len(modes)
-    for stage, colour in zip(STAGES, COLOURS, strict=True):
-        heights = [stages[stage] for _, stages in modes]
-        time.bar([name for name, _ in modes], heights, bottom=bottom, color=colour, width=0.6, label=stage)
-        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    stack(time, modes)
     time.set(title="Where the time of a round goes", xlabel="budget (nodes per round)", ylabel="ms")
-    time.legend(frameon=False)
-    for axis in (speed, length, time):
-        axis.spines[["top", "right"]].set_visible(False)
+    bare(speed, length, time)
     first = runs[0]
     figure.suptitle(
         f"{first['model']}, {first['machine']['cpu']}, {first['machine']['cores']} cores, concurrency "
@@ -58,6 +53,22 @@ def draw(runs: list[dict[str, Any]]) -> Any:
         fontsize=10,
     )
     return figure
+
+
+def stack(axis: Any, rounds: Sequence[tuple[str, dict[str, float]]]) -> None:
+    """A bar for each (name, ms by stage); the stages stand on each other in the order of a round."""
+    bottom = [0.0] * len(rounds)
+    for stage, colour in zip(STAGES, COLOURS, strict=True):
+        heights = [stages.get(stage, 0.0) for _, stages in rounds]
+        if any(stage in stages for _, stages in rounds):
+            axis.bar([name for name, _ in rounds], heights, bottom=bottom, color=colour, width=0.6, label=stage)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    axis.legend(frameon=False)
+
+
+def bare(*axes: Any) -> None:
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":

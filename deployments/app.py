@@ -11,20 +11,20 @@ from ddtree.deployments.config import AppConfig
 from ddtree.deployments.drafter_deployment import Drafter
 from ddtree.deployments.ingress import Ingress
 from ddtree.deployments.router_deployment import Router
-from ddtree.deployments.verifier_deployment import Verifier
+from ddtree.deployments.verifier_deployment import Verifier, placement
 
 
 def build_app(args: dict[str, Any]) -> Application:
     """Application builder for Serve. `args` is an AppConfig as a mapping. Raises ConfigError before anything loads."""
     config = AppConfig.parse(args, "args")
     found = models.find(config)
-    verifier = bind(Verifier, config, found)
+    verifier = bind(Verifier, config, found, **placement(config))
     router = bind(Router, config, found, verifier)
     drafters = [bind(Drafter, config, found, router)] if found.drafter else []
     return bind(Ingress, config, found, router, *drafters)
 
 
-def bind(deployment: Any, *args: Any) -> Application:
-    """`deployment.bind`, typed: Serve's decorators hide what they return."""
-    application: Application = deployment.bind(*args)
+def bind(deployment: Any, *args: Any, **options: Any) -> Application:
+    """`deployment.options(**options).bind(*args)`, typed: Serve's decorators hide what they return."""
+    application: Application = deployment.options(**options).bind(*args)
     return application

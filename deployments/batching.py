@@ -1,7 +1,8 @@
 """Lays out one verify step: entries, their trees and the paths to commit become one ragged `VerifyBatch`.
 
 Knows tensors, sequences and pages; no model, no Ray. Nothing here waits for a device: row counts come from the budgets, which
-the host knows, and where a tree has fewer nodes than its budget its last rows are padding.
+the host knows, and where a tree has fewer nodes than its budget its last rows are padding. What depends on the trees is
+gathered where they are; what must lie beside it goes there in one copy; the rest stays on the host.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
 from ddtree.verifier.batch import Commit, SamplingRows, VerifyBatch
+from ddtree.verifier.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -26,20 +28,35 @@ class Layout:
     row_offsets: list[int]  # [S+1]
     trees: int  # the first so many entries are trees
     drawn: list[int]  # indices of the prompt entries the target draws for; their y follow those of the trees
+    nodes: Tensor | None  # [rows of trees] int64, which of the B · (N+1) nodes each row is; None: all, in order
 
     def tree_y(self, y: Tensor, tree: DraftTree) -> Tensor:
         """y [M] of the step -> [B, N+1] per node of each tree, -1 where a tree has no such row."""
-        out = torch.full_like(tree.tokens, -1)
-        for i in range(self.trees):
-            first, last = self.row_offsets[i], self.row_offsets[i + 1]
-            out[i, : last - first] = y[first:last]
-        return out
+        y = y[: self.row_offsets[self.trees]].to(tree.tokens.device)
+        if self.nodes is None:
+            return y.view(tree.tokens.shape)
+        return torch.full_like(tree.tokens, -1).flatten().index_copy_(0, self.nodes, y).view(tree.tokens.shape)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What the host knows and must lie where the trees do."""
+
+    row_offsets: Tensor  # the first five as in `Rows`
+    q_len: Tensor
+    seq_len: Tensor
+    page_table: Tensor
+    causal: Tensor
+    tokens: Tensor  # [rows of chunks] int32
+    positions: Tensor  # [rows of chunks] int32
+    nodes: Tensor | None  # see Layout
 
 
 def lay_out(
     entries: list[Entry], tree: DraftTree | None, budgets: list[int], page_size: int, scratch_page: int
 ) -> Layout:
     """`entries`: trees first, then prompts; `tree` holds the trees [B, N+1], `budgets` their node counts besides the root.
+    Without `tree` they are roots alone: the one pending token of their sequences, which needs no device to know.
 
     Rows that are in the pool for good (`Sequence.stored`) write to `scratch_page`, which belongs to no sequence.
     """
@@ -47,37 +64,37 @@ def lay_out(
     offsets = [0]
     for count in counts:
         offsets.append(offsets[-1] + count)
-    chunks = entries[len(budgets) :]
-    tokens, positions, ancestors = _tree_rows(tree, budgets)
-    for entry in chunks:
-        start = entry.sequence.computed
-        tokens.append(_int32(entry.sequence.tokens[start : start + entry.rows]))
-        positions.append(torch.arange(start, start + entry.rows, dtype=torch.int32))
-        ancestors.append(torch.zeros(entry.rows, ancestors[0].shape[1] if ancestors else 1, dtype=torch.int32))
-    computed = [entry.sequence.computed for entry in entries]
-    q_len = _int32(counts)
-    if tree is not None:
-        q_len[: len(budgets)] = torch.minimum(q_len[: len(budgets)], tree.n_nodes)
-    table = page_table([entry.sequence for entry in entries])
-    rows = Rows(
+    sequences = [entry.sequence for entry in entries]
+    computed = [sequence.computed for sequence in sequences]
+    trees = len(budgets) if tree else 0  # a root alone is a chunk of one row
+    chunks = [(sequences[i].tokens, range(computed[i], computed[i] + counts[i])) for i in range(trees, len(entries))]
+    beside = _Beside(
         row_offsets=_int32(offsets),
-        q_len=q_len,
+        q_len=_int32(counts),
         seq_len=_int32(computed),
-        page_table=table,
+        page_table=page_table(sequences),
+        causal=torch.arange(len(entries)) >= trees,
+        tokens=_int32([token for tokens, span in chunks for token in tokens[span.start : span.stop]]),
+        positions=_int32([at for _, span in chunks for at in span]),
+        nodes=_nodes(tree, budgets) if tree else None,
+    )
+    slots = _slots(beside.page_table, computed, counts, [s.stored for s in sequences], page_size, scratch_page)
+    if tree:
+        beside = to_device(beside, tree.tokens.device)
+    tokens, positions, ancestors, q_len = _rows(tree, beside)
+    rows = Rows(
+        row_offsets=beside.row_offsets,
+        q_len=q_len,
+        seq_len=beside.seq_len,
+        page_table=beside.page_table,
         page_size=page_size,
-        causal=torch.arange(len(entries)) >= len(budgets),
-        ancestors=torch.cat(ancestors),
+        causal=beside.causal,
+        ancestors=ancestors,
     )
     drawn = [i for i in range(len(budgets), len(entries)) if entries[i].finishes]
-    batch = VerifyBatch(
-        tokens=torch.cat(tokens),
-        positions=torch.cat(positions),
-        slots=_slots(table, computed, counts, [entry.sequence.stored for entry in entries], page_size, scratch_page),
-        rows=rows,
-        sampling=_sampling(entries, offsets, len(budgets), drawn),
-        commit=_commit([entry.sequence for entry in entries]),
-    )
-    return Layout(batch, offsets, len(budgets), drawn)
+    sampling = _sampling(entries, offsets, len(budgets), drawn)
+    batch = VerifyBatch(tokens, positions, slots, rows, sampling, _commit(sequences))
+    return Layout(batch, offsets, len(budgets), drawn, beside.nodes)
 
 
 def page_table(sequences: list[Sequence]) -> Tensor:
@@ -86,15 +103,29 @@ def page_table(sequences: list[Sequence]) -> Tensor:
     return torch.tensor([s.pages + [0] * (width - len(s.pages)) for s in sequences], dtype=torch.int32)
 
 
-def _tree_rows(tree: DraftTree | None, budgets: list[int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _nodes(tree: DraftTree, budgets: list[int]) -> Tensor | None:
+    """See Layout.nodes."""
+    width = tree.tokens.shape[1]
+    if all(budget + 1 == width for budget in budgets):
+        return None
+    return torch.tensor([i * width + node for i, budget in enumerate(budgets) for node in range(budget + 1)])
+
+
+def _rows(tree: DraftTree | None, beside: _Beside) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """tokens [T], positions [T], ancestors [T, W] and q_len [S]: the trees' rows, then the chunks'."""
     if tree is None:
-        return [], [], []
-    parts = [(i, slice(0, budget + 1)) for i, budget in enumerate(budgets)]
-    return (
-        [tree.tokens[i, rows] for i, rows in parts],
-        [tree.position[i, rows] for i, rows in parts],
-        [tree.ancestors[i, rows] for i, rows in parts],
-    )
+        ancestors = torch.zeros(len(beside.tokens), 1, dtype=torch.int32)
+        return beside.tokens, beside.positions, ancestors, beside.q_len
+    parts = [tree.tokens.flatten(), tree.position.flatten(), tree.ancestors.flatten(0, 1)]
+    if beside.nodes is not None:
+        parts = [part[beside.nodes] for part in parts]
+    q_len = torch.minimum(beside.q_len[: len(tree.n_nodes)], tree.n_nodes)
+    if len(q_len) < len(beside.q_len):
+        ancestors = parts[2].new_zeros(len(beside.tokens), parts[2].shape[1])
+        added = (beside.tokens, beside.positions, ancestors)
+        parts = [torch.cat(both) for both in zip(parts, added, strict=True)]
+        q_len = torch.cat([q_len, beside.q_len[len(q_len) :]])
+    return parts[0], parts[1], parts[2], q_len
 
 
 def _slots(

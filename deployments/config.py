@@ -7,12 +7,15 @@ one sentence. What parses can be planned (`ddtree plan`); whether it can be serv
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ddtree.deployments.errors import ConfigError
 
+# The router's share of the verifier's first GPU. Ray shows an actor only GPUs that it has a share of, and puts a share on the
+# fullest GPU that still has room for it, which is the one that verifier and drafters share.
+ROUTER_GPUS = 0.01
 AUTO = 0  # `kv_tokens: auto` as a number, so that everybody else reads an int
 
 Device = Literal["cpu", "cuda"]
@@ -66,6 +69,24 @@ class VerifierConfig(Section):
         return self
 
 
+class SyntheticConfig(Section):
+    """For benchmarks only: drafts replay recorded output of the target, right as often as asked (drafter/synthetic.py)."""
+
+    record: str = Field(description="Recordings of plain decoding, as `ddtree bench --record` writes them.")
+    acceptance: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
+        None, description="Probability, by depth, that a token is right where all before it were."
+    )
+    acceptance_length: float | None = Field(
+        None, ge=1, description="Instead: tokens gained a round; one probability for all depths gives it."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> SyntheticConfig:
+        if (self.acceptance is None) == (self.acceptance_length is None):
+            raise ValueError("drafter.synthetic takes one of acceptance and acceptance_length")
+        return self
+
+
 class DrafterConfig(Section):
     """How drafts are made. `checkpoint: null` serves plain decoding only."""
 
@@ -83,9 +104,16 @@ class DrafterConfig(Section):
     rebuild_window: int = Field(
         128, ge=1, description="Tokens re-run through the target to give a new drafter its context."
     )
+    synthetic: SyntheticConfig | None = None
 
     @model_validator(mode="after")
     def _placed(self) -> DrafterConfig:
+        if self.synthetic and self.checkpoint is None:
+            raise ValueError("drafter.synthetic needs a drafter.checkpoint, which runs for its cost")
+        if 1 - ROUTER_GPUS <= self.num_gpus < 1:
+            raise ValueError(
+                f"drafter.num_gpus ({self.num_gpus}) leaves nothing of the GPU to the verifier; give less, or 1"
+            )
         if (self.device == "cuda") != (self.num_gpus > 0):
             raise ValueError(
                 "drafter.num_gpus must be above 0 with drafter.device cuda, and is for cuda alone: below 1 a share of "
@@ -145,6 +173,11 @@ class AppConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     api: ApiConfig = ApiConfig()
     hardware: HardwareConfig = HardwareConfig()
+    transport: Literal["auto", "mailbox", "objects"] = Field(
+        "auto",
+        description="How tensors pass between actors: mailbox maps memory of one node, objects works across nodes. auto: "
+        "mailbox where router and verifier are on one node.",
+    )
 
     @property
     def gpus_needed(self) -> int:
@@ -213,5 +246,6 @@ def _sentence(error: ValidationError) -> str:
 def _siblings(location: tuple[Any, ...]) -> list[str]:
     model: Any = AppConfig
     for part in location[:-1]:
-        model = model.model_fields[part].annotation
+        annotation = model.model_fields[part].annotation
+        model = next((kind for kind in get_args(annotation) if hasattr(kind, "model_fields")), annotation)
     return sorted(model.model_fields)

@@ -6,7 +6,10 @@ Heavy imports stay inside the methods: a replica imports this module to make the
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ray
 
@@ -14,92 +17,192 @@ from ddtree.deployments.device_thread import DeviceThread
 
 if TYPE_CHECKING:
     from ddtree.deployments.config import AppConfig
+    from ddtree.deployments.desk import Desk
+    from ddtree.deployments.mailbox import Arena
     from ddtree.deployments.models import Models
     from ddtree.drafter.drafter import Drafter
     from ddtree.drafter.items import Candidates, DraftItem
-    from ddtree.verifier.batch import VerifyResult
+    from ddtree.drafter.synthetic import SyntheticDrafter
+    from ddtree.verifier.batch import VerifyBatch, VerifyResult
     from ddtree.verifier.target import Target
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-@ray.remote(num_cpus=0, enable_tensor_transport=True)
-class DrafterActor:
-    """Runs the DFlash forward and owns the context cache of its sequences."""
 
-    def __init__(self, config: AppConfig, models: Models) -> None:
-        from ddtree.deployments import shm_transport
+class MailActor:
+    """What the router asks of every device actor, to find it and to reach it through mailboxes."""
 
-        shm_transport.register()
-        self._thread = DeviceThread()
-        self._drafter = self._thread.run(_load_drafter, config, models)
+    _desk: Desk  # where the configuration wants one
 
     def ping(self) -> bool:
         return True
+
+    def node(self) -> str:
+        """Ray's id of the node it runs on."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    def outbox(self) -> Arena:
+        """Where its results lie. Returned as an RDT object, which passes the arena by reference."""
+        return self._desk.arena
+
+    def address(self) -> Path:
+        """Where its calls are answered."""
+        return self._desk.address
+
+    def introduce(self, role: str, arena: Arena) -> None:
+        """See `Desk.introduce`."""
+        self._desk.introduce(role, arena)
+
+
+@ray.remote(num_cpus=0, enable_tensor_transport=True)
+class DrafterActor(MailActor):
+    """Runs the DFlash forward and owns the context cache of its sequences."""
+
+    def __init__(self, config: AppConfig, models: Models) -> None:
+        from ddtree.deployments import bounds, node_transport
+        from ddtree.deployments.desk import Desk
+        from ddtree.deployments.mailbox import Outbox
+
+        node_transport.register()
+        self._thread = DeviceThread()
+        self._drafter = self._thread.run(_load_drafter, config, models)
+        if config.transport != "objects":
+            outbox = Outbox(config.drafter.device, bounds.of_drafter(config, models))
+            self._desk = Desk(self._thread, outbox, {"draft": self._draft})
 
     def pid(self) -> int:
         return os.getpid()
 
-    def draft(self, items: list[DraftItem], verified: VerifyResult | None) -> Candidates:
-        """Feed the items' new context rows and draft for those with a bonus. Returned as an RDT object."""
-        return self._thread.run(self._drafter.draft, items, [verified.features] if verified else [])
+    def draft(self, items: list[DraftItem], verified: VerifyResult | None, to_host: bool) -> Candidates:
+        """Feed the items' new context rows and draft for those with a bonus. Returned as an RDT object, unless `to_host`."""
+        return self._thread.run(_complete, to_host, self._draft, items, verified)
 
     def release(self, sequences: list[str]) -> None:
         self._thread.run(self._drafter.release, sequences)
 
+    def _draft(self, items: list[DraftItem], verified: VerifyResult | None) -> Candidates:
+        return self._drafter.draft(items, [verified.features] if verified else [])
+
 
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
-class VerifierRank:
-    """Runs the target forward and owns this rank's part of the KV pool."""
+class VerifierRank(MailActor):
+    """Runs the target forward, or this rank's part of it, and owns this rank's part of the KV pool."""
 
     def __init__(self, config: AppConfig, models: Models) -> None:
-        from ddtree.deployments import shm_transport, wire
+        """Loads nothing yet: the ranks of a group must all exist before they can meet."""
+        from ddtree.deployments import node_transport, wire
 
-        shm_transport.register()
+        node_transport.register()
+        self._config, self._models = config, models
         self._loads = wire.loads
         self._thread = DeviceThread()
-        self._target = self._thread.run(_load_target, config, models)
 
-    def ping(self) -> bool:
-        return True
+    def pid(self) -> int:
+        return os.getpid()
 
-    def step(self, batch: bytes) -> VerifyResult:
-        """One verify step over a VerifyBatch in wire form. Returned as an RDT object."""
-        return self._thread.run(self._target.step, self._loads(batch))
+    def meeting_place(self) -> str:
+        """Where the ranks of a group meet: an address on this rank's host, for the first of them to listen at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def load(self, rank: int, world_size: int, meeting_place: str) -> None:
+        """Load this rank's part of the target. Returns when all ranks have theirs."""
+        from ddtree.deployments import bounds
+        from ddtree.deployments.desk import Desk
+        from ddtree.deployments.mailbox import Bound, Outbox
+        from ddtree.verifier.dtype import resolve_dtype
+
+        config, models = self._config, self._models
+        self._target = self._thread.run(_load_target, config, models, rank, world_size, meeting_place)
+        if config.transport != "objects":
+            device = config.verifier.device
+            bound = bounds.of_verifier(config, models, resolve_dtype(config.target.dtype, device).itemsize)
+            outbox = Outbox(device, Bound(0, "a rank that only follows") if rank else bound)
+            self._desk = Desk(self._thread, outbox, {"step": self._target.step, "follow": self._follow})
+
+    def pages(self) -> int:
+        """Pages of the KV pool; the same on every rank."""
+        return self._target.pool.pages
+
+    def step(self, batch: bytes, to_host: bool) -> VerifyResult:
+        """One verify step over a VerifyBatch in wire form. Returned as an RDT object, unless `to_host`."""
+        return self._thread.run(_complete, to_host, self._target.step, self._loads(batch))
+
+    def follow(self, batch: bytes) -> None:
+        """The same step on a rank whose result nobody wants: the first rank has it all."""
+        self._thread.run(self._follow, self._loads(batch))
+
+    def _follow(self, batch: VerifyBatch) -> None:
+        self._target.step(batch)
 
 
-def _load_drafter(config: AppConfig, models: Models) -> Drafter:
+def _load_drafter(config: AppConfig, models: Models) -> Drafter | SyntheticDrafter:
     import torch
 
+    from ddtree.deployments.device_sizes import context_tokens
     from ddtree.drafter.drafter import Drafter
     from ddtree.verifier.dtype import choose_dtype
 
     device, dtype = config.drafter.device, config.drafter.dtype
+    memory = torch.cuda.get_device_properties(device).total_memory if device == "cuda" else 0
     assert models.drafter_dir is not None, "a drafter actor is only made where there is a checkpoint"
-    return Drafter(
+    drafter = Drafter(
         models.drafter_dir,
         models.target.model_dir,
         device=device,
         dtype=choose_dtype(device) if dtype == "auto" else getattr(torch, dtype),
         top_k=config.tree.top_k,
         threads=config.drafter.threads,
+        context_tokens=context_tokens(config, models, memory),
+        max_sequences=config.scheduler.max_sequences,
     )
+    if config.drafter.synthetic is None:
+        return drafter
+    from ddtree.drafter.recordings import acceptance_by_depth, read_recordings
+    from ddtree.drafter.synthetic import SyntheticDrafter
+
+    synthetic = config.drafter.synthetic
+    acceptance = acceptance_by_depth(drafter.info.horizon, synthetic.acceptance, synthetic.acceptance_length)
+    return SyntheticDrafter(drafter, read_recordings(synthetic.record), acceptance)
 
 
-def _load_target(config: AppConfig, models: Models) -> Target:
-    from ddtree.verifier.backends import load_target
+def _load_target(config: AppConfig, models: Models, rank: int, world_size: int, meeting_place: str) -> Target:
+    from ddtree.deployments.device_sizes import pool_pages, step_sizes
+    from ddtree.verifier.backends import Ranks, load_target
 
     return load_target(
         config.verifier.backend,
         str(models.target.model_dir),
+        ranks=Ranks(rank, world_size, meeting_place),
         dtype=config.target.dtype,
         device=config.verifier.device,
         page_size=config.verifier.page_size,
-        pages=config.verifier.kv_tokens // config.verifier.page_size,
+        pages=pool_pages(config, models),
         feature_layers=models.feature_layers,
         threads=config.verifier.threads,
+        graphs=step_sizes(config, models),
     )
 
 
-def make(actor_class: Any, *args: Any) -> ray.actor.ActorHandle:
-    """Create an actor. The caller owns it: it dies with the caller."""
-    handle: ray.actor.ActorHandle = actor_class.remote(*args)
+def _complete(to_host: bool, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The message that `run` gives, with nothing of it left to do on a GPU, or on the host altogether."""
+    import torch
+
+    from ddtree.verifier.transfer import to_device
+
+    result = run(*args, **kwargs)
+    if to_host:
+        return to_device(result, torch.device("cpu"))
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return result
+
+
+def make(actor_class: Any, *args: Any, **options: Any) -> ray.actor.ActorHandle:
+    """Create an actor, with Ray's options. The caller owns it: it dies with the caller. With a share of a GPU (`num_gpus`) it
+    sees that GPU, without it none."""
+    handle: ray.actor.ActorHandle = actor_class.options(**options).remote(*args)
     return handle

@@ -33,7 +33,7 @@ class Drafter:
     async def __init__(self, config: AppConfig, models: Models, router: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._router = router
         self._id = serve.get_replica_context().replica_id.unique_id
-        self._actor: Any = make(DrafterActor, config, models)
+        self._actor: Any = make(DrafterActor, config, models, num_gpus=config.drafter.num_gpus)
         await self._register()
 
     async def pid(self) -> int:

@@ -1,76 +1,64 @@
-"""The router's view of its peers: Ray calls with deadlines, and every way they fail turned into PeerLost.
+"""The router's way to its peers: which transport reaches whom. Knows Ray and nodes, nothing of trees or requests.
 
-Results stay where they are made, as Ray Direct Transport objects that each receiver reads: candidates by the router, features
-by the drafters. Arguments are a few kilobytes and travel inside the call. Knows Ray and the device actors' methods, nothing of
-trees or requests.
+The verifier decides: on the router's node `mailbox`, elsewhere `objects` for all. A drafter on another node than the router, or
+on another kind of device than the verifier, can map nothing there; it gets features by value.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
-from torch import Tensor
 
-from ddtree.deployments import shm_transport, wire
-from ddtree.deployments.round_loop import PeerLost
-from ddtree.drafter.items import Candidates, DraftItem
-from ddtree.verifier.batch import VerifyBatch, VerifyResult
-
-# What `ray.get` of a device actor's result can raise: its death, an error in its method, our deadline, a transfer cut short.
-_LOST = (RayError, TimeoutError, OSError)
-
-
-class RayDrafter:
-    """A DrafterActor. `start` and `result` come in turn."""
-
-    def __init__(self, drafter_id: str, actor: ActorHandle, timeout_s: float) -> None:
-        self.id = drafter_id
-        self._actor, self._timeout = actor, timeout_s
-        self._draft = actor.draft.options(tensor_transport=shm_transport.NAME)
-        self._pending: Any = None
-
-    def start(self, items: list[DraftItem], features: Any) -> None:
-        """Begin a draft. `features` is the reference to the verify result whose rows the items name, or None."""
-        try:
-            self._pending = self._draft.remote(items, features)
-        except _LOST as error:
-            raise PeerLost(_why(error)) from error
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        try:
-            candidates: Candidates = ray.get(self._pending, timeout=self._timeout)
-        except _LOST as error:
-            raise PeerLost(_why(error)) from error
-        finally:
-            self._pending = None
-        return candidates.logprobs, candidates.ids
-
-    def release(self, sequences: list[str]) -> None:
-        """Forget sequences; nobody waits for it."""
-        self._actor.release.remote(sequences)
+from ddtree.deployments import node_transport
+from ddtree.deployments.bounds import of_router
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.errors import ConfigError
+from ddtree.deployments.mail_links import MailDrafter, MailVerifier
+from ddtree.deployments.mailbox import Outbox
+from ddtree.deployments.models import Models
+from ddtree.deployments.object_links import ObjectDrafter, ObjectVerifier
+from ddtree.deployments.round_loop import DrafterPeer, VerifierPeer
 
 
-class RayVerifier:
-    """The verifier group, through its first rank."""
+class Links:
+    """Makes the router's peers. Every method waits for the actor, up to the peer's deadline, and raises what Ray raises."""
 
-    def __init__(self, rank: ActorHandle, timeout_s: float) -> None:
-        self._step = rank.step.options(tensor_transport=shm_transport.NAME)
-        self._timeout = timeout_s
+    def __init__(self, config: AppConfig, models: Models) -> None:
+        """Called in the router's actor, whose outbox is made here."""
+        node_transport.register()
+        self._config = config
+        self._node = ray.get_runtime_context().get_node_id()
+        self._outbox: Outbox | None = None
+        if config.transport != "objects":
+            self._outbox = Outbox(config.verifier.device, of_router(config, models))
+            self._arena = ray.put(self._outbox.arena, _tensor_transport=node_transport.NAME)
+        self._mail = self._outbox is not None  # until a verifier turns out to be on another node
 
-    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
-        """Raises PeerLost, and RuntimeError where the rank lives but its step failed: trying again would not help."""
-        try:
-            reference = self._step.remote(wire.dumps(batch))
-            return ray.get(reference, timeout=self._timeout), reference
-        except RayTaskError as error:
-            raise RuntimeError(f"the verifier failed: {_why(error)}") from error
-        except _LOST as error:
-            raise PeerLost(_why(error)) from error
+    @property
+    def transport(self) -> str:
+        """What the verifier is reached by."""
+        return "mailbox" if self._mail else "objects"
 
+    def verifier(self, ranks: Sequence[ActorHandle]) -> VerifierPeer:
+        """`ranks` of one group, which are on one node."""
+        timeout_s = self._config.verifier.timeout_s
+        near = self._near(ranks[0], timeout_s)
+        self._mail = self._outbox is not None and near
+        if self._outbox and near:
+            return MailVerifier(ranks, self._outbox, self._arena, timeout_s)
+        if self._config.transport == "mailbox":
+            raise ConfigError("transport mailbox needs router and verifier on one node, and they are not; use auto")
+        return ObjectVerifier(ranks, near, timeout_s)
 
-def _why(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    def drafter(self, drafter_id: str, actor: ActorHandle) -> DrafterPeer:
+        timeout_s = self._config.drafter.timeout_s
+        mapped = self._config.drafter.device == self._config.verifier.device and self._near(actor, timeout_s)
+        if self._mail and mapped:
+            return MailDrafter(drafter_id, actor, timeout_s)
+        return ObjectDrafter(drafter_id, actor, mapped, timeout_s)
+
+    def _near(self, actor: ActorHandle, timeout_s: float) -> bool:
+        node: str = ray.get(actor.node.remote(), timeout=timeout_s)
+        return node == self._node

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree.deployments.config import AUTO, AppConfig
+from ddtree.deployments import random_models
+from ddtree.deployments.config import AUTO, AppConfig, DrafterConfig, TargetConfig
 from ddtree.deployments.errors import ConfigError
+from ddtree.deployments.shapes import shipped_checkpoints
 from ddtree.drafter.config import DrafterInfo
+from ddtree.drafter.recordings import acceptance_by_depth, read_recordings
 from ddtree.verifier.backends import check_backend
 from ddtree.verifier.model_dir import TargetInfo, resolve
 
@@ -36,24 +39,21 @@ class Models:
         return self.drafter.horizon if self.drafter else 0
 
 
-def shipped_checkpoints() -> Path:
-    """The folder of the checkpoints inside the package."""
-    import ddtree.drafter
-
-    return Path(ddtree.drafter.__file__).parent / "checkpoints"
-
-
 def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = None) -> Models:
-    """Resolve and check everything that a deployment names. Raises ConfigError. Prepares an embedded target on first use."""
+    """Resolve and check everything that a deployment names. Raises ConfigError. Prepares an embedded target, and makes
+    random models, on first use."""
     _check_servable(config)
-    drafter_dir = _checkpoint(config.drafter.checkpoint)
     try:
         check_backend(config.verifier.backend)
+        drafter_dir = _drafter_dir(config.drafter)
         drafter = DrafterInfo.read(drafter_dir) if drafter_dir else None
-        target = TargetInfo.read(resolve(config.target.model, progress))
-        check_backend(config.verifier.backend, target.model_type)
+        target = TargetInfo.read(_target_dir(config.target, progress))
+        check_backend(config.verifier.backend, target)
         if drafter:
             drafter.check_target(target.hidden_size, target.vocab_size, target.num_layers, target.name)
+        if drafter and (synthetic := config.drafter.synthetic):
+            acceptance_by_depth(drafter.horizon, synthetic.acceptance, synthetic.acceptance_length)
+            read_recordings(synthetic.record)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     max_context = min(config.target.max_context or target.max_positions, target.max_positions)
@@ -73,19 +73,23 @@ def _check_servable(config: AppConfig) -> None:
     not_yet = (
         ("verifier.device 'cuda'", verifier.device == "cuda"),
         ("drafter.device 'cuda'", drafter.device == "cuda"),
-        (f"verifier.tensor_parallel_size {verifier.tensor_parallel_size}", verifier.tensor_parallel_size > 1),
         ("verifier.kv_tokens auto", verifier.kv_tokens == AUTO),
-        ("target.weights 'random'", config.target.weights == "random"),
-        ("drafter.weights 'random'", drafter.weights == "random"),
     )
     for what, asked in not_yet:
         if asked:
             raise ConfigError(f"{what} cannot be served yet; `ddtree plan` says what it will need")
 
 
-def _checkpoint(name: str | None) -> Path | None:
+def _target_dir(target: TargetConfig, progress: Callable[[str, int, int], None] | None) -> Path:
+    return random_models.target(target.model) if target.weights == "random" else resolve(target.model, progress)
+
+
+def _drafter_dir(drafter: DrafterConfig) -> Path | None:
+    name = drafter.checkpoint
     if name is None:
         return None
+    if drafter.weights == "random":
+        return random_models.drafter(name)
     shipped = shipped_checkpoints()
     for path in (shipped / name, Path(name).expanduser()):
         if (path / "config.json").is_file():

@@ -88,12 +88,13 @@ class Drawn:
 class RoundLoop:
     """Runs rounds over what the scheduler plans. Not thread-safe: one thread owns it."""
 
-    def __init__(self, scheduler: Scheduler, top_k: int, emit: Emit) -> None:
+    def __init__(self, scheduler: Scheduler, emit: Emit, device: torch.device | str = "cpu") -> None:
+        """`device`: where trees are built and walked; where the verifier's results are."""
         self.scheduler = scheduler
         self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
         self.drafters: dict[str, DrafterPeer] = {}
         self.totals = Totals()
-        self._top_k, self._emit = top_k, emit
+        self._emit, self._device = emit, torch.device(device)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
 
@@ -230,36 +231,34 @@ class RoundLoop:
         if not found:
             return None
         if len(found) == 1 and len(drafted) == len(work.trees):
-            return found[0][1], found[0][2]
+            return found[0][1].to(self._device), found[0][2].to(self._device)
         shape = (len(work.trees), *found[0][1].shape[1:])
-        logprobs, ids = torch.full(shape, -torch.inf), torch.full(shape, -1, dtype=torch.int32)
+        logprobs = torch.full(shape, -torch.inf, device=self._device)
+        ids = torch.full(shape, -1, dtype=torch.int32, device=self._device)
         for rows, part_logprobs, part_ids in found:
-            logprobs[rows], ids[rows] = part_logprobs, part_ids
+            at = torch.tensor(rows, device=self._device)
+            logprobs[at], ids[at] = part_logprobs.to(self._device), part_ids.to(self._device)
         return logprobs, ids
 
     def _build(self, work: Round, candidates: tuple[Tensor, Tensor] | None) -> DraftTree | None:
-        if not work.trees:
-            return None
+        """None where nothing was drafted: every tree is its root."""
         if candidates is None:
-            empty = (len(work.trees), 0, self._top_k)
-            candidates = torch.empty(empty), torch.empty(empty, dtype=torch.int32)
+            return None
         sequences = [entry.sequence for entry in work.trees]
-        return tree_build(
-            *candidates,
-            root=torch.tensor([s.tokens[-1] for s in sequences], dtype=torch.int32),
-            seq_len=torch.tensor([s.computed for s in sequences], dtype=torch.int32),
-            budget=torch.tensor(work.budgets, dtype=torch.int32),
-            max_budget=max(work.budgets),
-        )
+        numbers = [[s.tokens[-1] for s in sequences], [s.computed for s in sequences], work.budgets]
+        root, seq_len, budget = torch.tensor(numbers, dtype=torch.int32).to(self._device).unbind()
+        return tree_build(*candidates, root=root, seq_len=seq_len, budget=budget, max_budget=max(work.budgets))
 
     def _accept(self, layout: Layout, tree: DraftTree | None, y: Tensor) -> Drawn:
-        """The walk down each tree. Only its result goes to the host."""
-        paths: list[list[int]] = []
-        if tree is not None:
-            accepted = tree_accept(layout.tree_y(y, tree), tree)
-            lengths = accepted.n_accepted.tolist()
-            paths = [path[:n] for path, n in zip(accepted.path.tolist(), lengths, strict=True)]
-        return Drawn(y.tolist(), paths)
+        """The walk down each tree. Only its result goes to the host, in one copy, and the host waits for nothing else."""
+        if tree is None:
+            return Drawn(y.tolist(), [[0]] * layout.trees)
+        accepted = tree_accept(layout.tree_y(y, tree), tree)
+        lengths, paths = accepted.n_accepted, accepted.path
+        host = torch.cat([lengths, paths.flatten(), y.to(lengths.device)]).cpu()
+        lengths, walks, drawn = host.split([len(lengths), paths.numel(), len(y)])
+        walked = zip(walks.view(paths.shape).tolist(), lengths.tolist(), strict=True)
+        return Drawn(drawn.tolist(), [path[:n] for path, n in walked])
 
     def _settle(self, work: Round, layout: Layout, drawn: Drawn) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""

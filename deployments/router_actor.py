@@ -39,14 +39,14 @@ class RouterActor:
         """`verifier` is the Serve handle of the Verifier deployment."""
         import torch
 
-        from ddtree.deployments import shm_transport
+        from ddtree.deployments.links import Links
         from ddtree.deployments.round_loop import RoundLoop
         from ddtree.deployments.scheduler import Limits, Scheduler
         from ddtree.verifier.pages import PageAllocator
 
         torch.set_num_threads(1)  # small tensors; the cores belong to the target
         self._config, self._verifier = config, verifier
-        shm_transport.register()
+        self._links = Links(config, models)
         max_positions = min([models.max_context] + ([models.drafter.max_positions] if models.drafter else []))
         limits = Limits(
             max_sequences=config.scheduler.max_sequences,
@@ -57,10 +57,9 @@ class RouterActor:
             rebuild_window=config.drafter.rebuild_window,
             prefix_cache=config.verifier.prefix_cache,
         )
-        page_size = config.verifier.page_size
-        pages = PageAllocator(config.verifier.kv_tokens // page_size - 1, page_size)  # the last one is scratch
-        self._scheduler = Scheduler(pages, limits)
-        self._loop = RoundLoop(self._scheduler, config.tree.top_k, self._emit)
+        # The verifier says how many pages there are: until it is connected no round runs.
+        self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
+        self._loop = RoundLoop(self._scheduler, self._emit, config.verifier.device)
         self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -99,9 +98,9 @@ class RouterActor:
 
     async def register_drafter(self, drafter_id: str, actor: ActorHandle) -> None:
         """A drafter is healthy. Harmless to repeat."""
-        from ddtree.deployments.links import RayDrafter
-
-        drafter = RayDrafter(drafter_id, actor, self._config.drafter.timeout_s)
+        if drafter_id in self._loop.drafters:
+            return
+        drafter = await asyncio.to_thread(self._links.drafter, drafter_id, actor)
 
         def join() -> None:
             if drafter_id not in self._loop.drafters:
@@ -118,12 +117,14 @@ class RouterActor:
         age = time.monotonic() - self._heartbeat
         if not self._thread.is_alive() or age > self._config.scheduler.stuck_s:
             raise RuntimeError(f"the round loop has not moved for {age:.0f} s")
-        pages = self._scheduler.pages
+        pages, synthetic = self._scheduler.pages, self._config.drafter.synthetic
         return {
             "verifier_connected": self._connected,
+            "transport": self._links.transport,
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
             "drafters": sorted(self._loop.drafters),
+            "synthetic_drafter": synthetic and synthetic.model_dump(exclude_none=True),  # not null: for benchmarks only
             "kv_pages": {
                 "total": pages.pages,
                 "free": pages.free_pages,
@@ -175,16 +176,20 @@ class RouterActor:
 
     def _connect_verifier(self) -> Any:
         """Wait for the verifier deployment's group, however long Serve takes to replace it."""
-        from ddtree.deployments.links import RayVerifier
+        from ddtree.verifier.pages import PageAllocator
 
         self._connected = False
         while True:
             self._heartbeat = time.monotonic()
             try:
-                rank = self._verifier.rank.remote().result(timeout_s=self._config.verifier.timeout_s)
-                ray.get(rank.ping.remote(), timeout=self._config.verifier.timeout_s)
+                ranks = self._verifier.ranks.remote().result(timeout_s=self._config.verifier.timeout_s)
+                link = self._links.verifier(ranks)
+                pages: int = ray.get(ranks[0].pages.remote(), timeout=self._config.verifier.timeout_s)
+                self._scheduler.take_pool(
+                    PageAllocator(pages - 1, self._config.verifier.page_size)
+                )  # the last is scratch
                 self._connected = True
-                return RayVerifier(rank, self._config.verifier.timeout_s)
+                return link
             except Exception as error:
                 log.warning("no verifier yet: %s", error)
                 time.sleep(VERIFIER_RETRY_S)

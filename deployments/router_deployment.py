@@ -10,7 +10,7 @@ from ray import serve
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
-from ddtree.deployments.config import AppConfig
+from ddtree.deployments.config import ROUTER_GPUS, AppConfig
 from ddtree.deployments.device_actors import make
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
@@ -31,7 +31,8 @@ class Router:
     """One replica is one pod's router."""
 
     def __init__(self, config: AppConfig, models: Models, verifier: DeploymentHandle) -> None:
-        self._actor: Any = make(RouterActor, config, models, verifier)
+        on_gpu = config.verifier.device == "cuda"
+        self._actor: Any = make(RouterActor, config, models, verifier, num_gpus=ROUTER_GPUS if on_gpu else 0)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of one request. A caller that goes away cancels it."""

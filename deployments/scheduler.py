@@ -71,11 +71,16 @@ class Scheduler:
         if damaged:
             self.pages.forget(pages)
 
+    def take_pool(self, pages: PageAllocator) -> None:
+        """Go over to another pool, in which nothing is computed yet."""
+        for sequence in self.running:
+            sequence.pages = []
+            sequence.restart_prefill()
+        self.pages = pages
+
     def restart_all(self) -> None:
         """The pool is lost: every running sequence is computed again from its tokens."""
-        self.pages.forget()
-        for sequence in self.running:
-            sequence.restart_prefill()
+        self.take_pool(PageAllocator(self.pages.pages, self.pages.page_size))
 
     def rebuild_context(self, sequence: Sequence) -> None:
         """Have the last tokens computed once more, as a prompt is: their features give a new drafter its context."""

@@ -1,18 +1,41 @@
-"""Verifier: the Serve deployment that owns the target's rank actors. Light: it imports no torch."""
+"""Verifier: the Serve deployment that owns the target's rank actors, one for each part of a tensor-parallel target.
+
+A group lives and dies as one: where a rank is lost the replica ends its ranks and itself, and Serve makes another of both.
+Light: it imports no torch.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from typing import Any
 
+import ray
 from ray import serve
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ddtree.deployments.config import AppConfig
+from ddtree.deployments.config import ROUTER_GPUS, AppConfig
 from ddtree.deployments.device_actors import VerifierRank, make
 from ddtree.deployments.models import Models
 
+log = logging.getLogger(__name__)
 PING_S = 60  # a rank answers between steps; one long prefill step on a laptop takes seconds
+CPU_SHARE = 0.01  # of a rank without a GPU. Ray wants a number; the cores are shared, `verifier.threads` says how many
+
+
+def placement(config: AppConfig) -> dict[str, Any]:
+    """Options of the deployment: a place for every rank, all on one node. Serve makes it with the replica and frees it."""
+    verifier, drafter = config.verifier, config.drafter
+    on_gpu = verifier.device == "cuda"
+    bundles = [{"GPU": 1.0} if on_gpu else {"CPU": CPU_SHARE} for _ in range(verifier.tensor_parallel_size)]
+    if on_gpu:  # the rest of the first GPU is the router's and, unless it has one of its own, the drafter's
+        shared = drafter.num_gpus if config.drafter.checkpoint is not None and drafter.num_gpus < 1 else 0
+        bundles[0] = {"GPU": round(1 - ROUTER_GPUS - shared, 4)}
+    return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
 
 
 @serve.deployment(
@@ -26,13 +49,36 @@ class Verifier:
     """One replica is one verifier group."""
 
     async def __init__(self, config: AppConfig, models: Models) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._rank: Any = make(VerifierRank, config, models)
-        await self._rank.ping.remote()  # the weights are loaded
+        bundles = placement(config)["placement_group_bundles"]
+        self._ranks: list[Any] = [
+            make(VerifierRank, config, models, **_within(i, bundle)) for i, bundle in enumerate(bundles)
+        ]
+        place = await self._ranks[0].meeting_place.remote()
+        # The first error ends the wait for ranks that wait for the one that failed; they die with this replica.
+        await asyncio.gather(*(rank.load.remote(i, len(bundles), place) for i, rank in enumerate(self._ranks)))
 
-    async def rank(self) -> ActorHandle:
-        """The group's first rank, which the router talks to."""
-        return self._rank
+    async def ranks(self) -> list[ActorHandle]:
+        """The ranks in order, all alive. A router asks when it starts, and when it has lost the group."""
+        await self.check_health()
+        return self._ranks
+
+    async def pids(self) -> list[int]:
+        """Process ids of the ranks, for operators and tests that kill one."""
+        return list(await asyncio.gather(*(rank.pid.remote() for rank in self._ranks)))
 
     async def check_health(self) -> None:
-        """Raises when a rank is dead or hangs; Serve then replaces the group."""
-        await asyncio.wait_for(self._rank.ping.remote(), PING_S)
+        """Raises when a rank hangs. When one is dead this process ends: Serve replaces a replica that died at once, one
+        that says it is unhealthy only when it has said so three times."""
+        try:
+            await asyncio.wait_for(asyncio.gather(*(rank.ping.remote() for rank in self._ranks)), PING_S)
+        except RayActorError as error:
+            log.warning("a rank is lost, and its group with it: %s", error)
+            for rank in self._ranks:
+                ray.kill(rank)
+            os._exit(1)
+
+
+def _within(index: int, bundle: dict[str, float]) -> dict[str, Any]:
+    """Options of the rank that fills a bundle of the replica's own placement group."""
+    strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), placement_group_bundle_index=index)
+    return {"scheduling_strategy": strategy, "num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}

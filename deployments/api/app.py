@@ -56,6 +56,8 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         fields = parse(kind, await read_json(request, settings.max_body_bytes))
         prepare.check_model(fields.model)
         sequences: list[TextRequest] = await asyncio.to_thread(sequences_of, fields)  # long prompts take a while
+        if name := request.headers.get("x-request-id"):
+            sequences = [sequence.named(name) for sequence in sequences]
         writer = AnswerWriter(fields, settings.model, sequences)
         events = generate_all(engine, sequences, tokenizer)
         try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from ddtree.deployments.api.text import Decoder, TextStream
 from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats
+
+MAX_NAME = 64  # characters of a client's name for a request that its id keeps
 
 
 class EngineClient(Protocol):
@@ -34,6 +36,11 @@ class TextRequest:
     index: int
     request: GenerationRequest
     stop: tuple[str, ...] = ()
+
+    def named(self, name: str) -> TextRequest:
+        """The same, with the client's name for the request at the head of its id: NAME/INDEX/ID. Names may repeat."""
+        own = f"{name[:MAX_NAME]}/{self.index}/{self.request.request_id}"
+        return replace(self, request=replace(self.request, request_id=own))
 
 
 @dataclass(frozen=True)

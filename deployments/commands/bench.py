@@ -56,10 +56,22 @@ class Run:
     token_ids: list[int]
     seconds: float  # of this request, as the client saw it
     figures: dict[str, Any]  # the answer's `ddtree` object
+    prompt_tokens: int
 
     @classmethod
     def of(cls, answer: dict[str, Any], seconds: float) -> Run:
-        return cls(answer["ddtree"]["token_ids"], seconds, answer["ddtree"])
+        figures = answer["ddtree"]
+        return cls(figures["token_ids"], seconds, figures, answer["usage"]["prompt_tokens"])
+
+    def recording(self, name: str) -> dict[str, Any]:
+        """Return the answer to the request called `name` as the synthetic drafter reads it."""
+        return {"request_id": f"{name}/0", "prompt_tokens": self.prompt_tokens, "token_ids": self.token_ids}
+
+    @property
+    def rest(self) -> float:
+        """Return the seconds in no stage, prefill or queue: between the stages of a round, between rounds, and HTTP."""
+        inside = sum(self.figures["stage_seconds"].values()) + self.figures["prefill_seconds"]
+        return self.seconds - inside - self.figures["queue_seconds"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class Pair:
     prompt: str
     plain: Run
     speculative: Run
+    name: str  # of its requests in both modes
 
     @property
     def first_difference(self) -> int | None:
@@ -77,12 +90,14 @@ class Pair:
         return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def run_bench(options: BenchOptions, report: Report = lambda done, what: None) -> dict[str, Any]:
-    """Run the benchmark and return its result, JSON values throughout.
+def run_bench(
+    options: BenchOptions, report: Report = lambda done, what: None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run the benchmark and return its result, JSON values throughout, and the recording of each plain answer.
 
     Prompts go in groups of `concurrency`; a group runs in one mode, then in the other, and which comes first
-    alternates, so that the modes never share the machine and drift hits both alike. One short request per mode warms
-    up, uncounted.
+    alternates, so that the modes never share the machine and drift hits both alike. The first group's prompts warm
+    up each mode with a few tokens, uncounted.
 
     Raises:
         ServerError: the server is not there or refuses a request.
@@ -90,10 +105,12 @@ def run_bench(options: BenchOptions, report: Report = lambda done, what: None) -
     with httpx.Client(base_url=options.url, timeout=TIMEOUT) as client:
         versions = get_json(client, "/version")
         model = get_json(client, "/v1/models")["data"][0]
+        synthetic = get_json(client, "/health").get("synthetic_drafter")
     pairs, seconds = asyncio.run(_run_groups(options, report))
-    return {
+    result = {
         **summarise(pairs, seconds),
         "model": model["id"],
+        "synthetic_drafter": synthetic,
         "settings": {
             "max_tokens": options.max_tokens,
             "concurrency": options.concurrency,
@@ -106,6 +123,7 @@ def run_bench(options: BenchOptions, report: Report = lambda done, what: None) -
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": [row(pair) for pair in pairs],
     }
+    return result, [pair.plain.recording(pair.name) for pair in pairs]
 
 
 def summarise(pairs: Sequence[Pair], seconds: dict[str, float]) -> dict[str, Any]:
@@ -139,6 +157,7 @@ def summarise(pairs: Sequence[Pair], seconds: dict[str, float]) -> dict[str, Any
         "fallback_rounds": sum(f["fallback_rounds"] for f in figures),
         "stage_seconds": {mode: stages[mode][0] for mode in MODES},
         "stage_ms_per_round": {mode: stages[mode][1] for mode in MODES},
+        "rest_ms_per_round": {mode: 1e3 * sum(run.rest for run in runs[mode]) / (rounds[mode] or 1) for mode in MODES},
         "prefill_seconds": {mode: sum(run.figures["prefill_seconds"] for run in runs[mode]) for mode in MODES},
         "queue_seconds": {mode: sum(run.figures["queue_seconds"] for run in runs[mode]) for mode in MODES},
     }
@@ -169,21 +188,24 @@ async def _run_groups(options: BenchOptions, report: Report) -> tuple[list[Pair]
     async with httpx.AsyncClient(base_url=options.url, timeout=TIMEOUT) as client:
         for mode in MODES:
             report(0, f"warming up, {mode}")
-            await post_chat(client, options.body(options.prompts[0], mode, WARM_UP_TOKENS))
+            few = (options.body(p, mode, WARM_UP_TOKENS) for p in options.prompts[: options.concurrency])
+            await asyncio.gather(*(post_chat(client, body, "bench-warm-up") for body in few))
         for number, start in enumerate(range(0, len(options.prompts), options.concurrency)):
             group = options.prompts[start : start + options.concurrency]
+            names = [f"bench-{start + i}" for i in range(len(group))]
             runs: dict[str, list[Run]] = {}
             for mode in MODES if number % 2 == 0 else reversed(MODES):
                 report(0, mode)
                 began = time.perf_counter()
-                runs[mode] = await asyncio.gather(*(_timed(client, options.body(prompt, mode)) for prompt in group))
+                asked = (_timed(client, options.body(prompt, mode), n) for prompt, n in zip(group, names, strict=True))
+                runs[mode] = await asyncio.gather(*asked)
                 seconds[mode] += time.perf_counter() - began
                 report(len(group), mode)
-            pairs += [Pair(*pair) for pair in zip(group, runs["plain"], runs["speculative"], strict=True)]
+            pairs += [Pair(*pair) for pair in zip(group, runs["plain"], runs["speculative"], names, strict=True)]
     return pairs, seconds
 
 
-async def _timed(client: httpx.AsyncClient, body: dict[str, Any]) -> Run:
+async def _timed(client: httpx.AsyncClient, body: dict[str, Any], name: str) -> Run:
     began = time.perf_counter()
-    answer = await post_chat(client, body)
+    answer = await post_chat(client, body, name)
     return Run.of(answer, time.perf_counter() - began)

@@ -27,10 +27,16 @@ def show(result: dict[str, Any], console: Console) -> None:
     per_round = result["stage_ms_per_round"]
     for stage in STAGES:
         table.add_row(f"{stage}, ms a round", *(f"{per_round[mode][stage]:.1f}" for mode in ("plain", "speculative")))
+    table.add_row(
+        "rest, ms a round", *(f"{result['rest_ms_per_round'][mode]:.1f}" for mode in ("plain", "speculative"))
+    )
     for name in ("prefill", "queue"):
         seconds = result[f"{name}_seconds"]
         table.add_row(f"{name}, s", f"{seconds['plain']:.2f}", f"{seconds['speculative']:.2f}")
     console.print(table)
+    if synthetic := result["synthetic_drafter"]:
+        told = ", ".join(f"{key} {value}" for key, value in synthetic.items())
+        console.print(f"SYNTHETIC DRAFTER ({told}): the speculative figures are no drafter's", style="bold red")
     same = result["identical"]
     console.print(f"identical token ids: [{'green' if same == 1 else 'red'}]{same:.1%}[/] of prompts")
     console.print("rounds by accepted draft tokens", style="dim")

@@ -25,10 +25,10 @@ def chat_body(
     return {"messages": messages, "ddtree": extension} | {k: v for k, v in fields.items() if v is not None}
 
 
-async def post_chat(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request that does not stream. Raises ServerError."""
+async def post_chat(client: httpx.AsyncClient, body: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the answer to a request that does not stream and is called `name`. Raises ServerError."""
     try:
-        response = await client.post(CHAT, json=body)
+        response = await client.post(CHAT, json=body, headers={"x-request-id": name})
     except httpx.HTTPError as error:
         raise _unreachable(client.base_url, error) from error
     return _checked(response)

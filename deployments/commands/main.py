@@ -86,6 +86,9 @@ def bench(
     budget: Budget = None,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
+    record: Annotated[
+        Path | None, typer.Option(help="Where to write the plain answers, for a config's drafter.synthetic.record.")
+    ] = None,
 ) -> None:
     """Run every prompt plain and speculative against a running server and compare."""
     from ddtree.deployments.commands.bench import BenchOptions, run_bench
@@ -97,12 +100,15 @@ def bench(
         options = BenchOptions(url, texts, max_tokens, concurrency, budget, temperature, seed)
         with _bar() as bar:
             task = bar.add_task("", total=2 * len(texts))
-            result = run_bench(options, lambda done, what: bar.update(task, advance=done, description=what))
+            result, recordings = run_bench(options, lambda done, what: bar.update(task, advance=done, description=what))
         result["command"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         show(result, console)
         if out:
             out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             console.print(f"written to {out}", style="dim")
+        if record:
+            record.write_text("".join(json.dumps(entry) + "\n" for entry in recordings), encoding="utf-8")
+            console.print(f"recorded in {record}", style="dim")
 
 
 @app.command()

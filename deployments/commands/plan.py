@@ -5,23 +5,21 @@ Sizes come from the model's own config.json where it is on this machine, else fr
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ddtree.deployments.config import AppConfig, load
 from ddtree.deployments.errors import ConfigError
 from ddtree.deployments.gpus import GPUS, Gpu
-from ddtree.deployments.models import shipped_checkpoints
 from ddtree.deployments.roofline import ALL_REDUCE_S, BATCHES, CONTEXTS, MESSAGES_S, Point, Roofline
+from ddtree.deployments.shapes import facts
 from ddtree.deployments.sizing import Memory, size
 from ddtree.deployments.target_shape import TargetShape
 from ddtree.drafter.config import DrafterConfig, DrafterInfo
 
 GIB = 2**30
+REMEDY = "give its config.json with --{}-config FILE"
 ACCEPTANCE_LENGTH = (
     4.0  # assumed; SmolLM2 with its drafter at budget 16 gained 3.8 tokens a round (benchmarks/README.md)
 )
@@ -82,8 +80,8 @@ class Plan:
 def make_plan(path: Path, options: PlanOptions | None = None) -> Plan:
     """Plan the deployment of a Serve config file. Raises ValueError in one sentence that says what to do."""
     options, config = options or PlanOptions(), load(path)
-    facts, source = _facts(config.target.model, options.target_config, "target")
-    target = TargetShape.from_config(facts, source)
+    sizes, source = facts(config.target.model, "target", REMEDY.format("target"), options.target_config)
+    target = TargetShape.from_config(sizes, source)
     drafter, drafter_source = _drafter(config, target, options)
     memory = size(config, target, drafter)
     gpu = _gpu(config, options)
@@ -121,29 +119,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return content
 
 
-def _facts(model: str, given: Path | None, what: str) -> tuple[Mapping[str, Any], str]:
-    """The config.json of a model and where it was: the file given, the model's directory, a shipped drafter, configs/shapes."""
-    shapes = Path(str(files("ddtree.configs") / "shapes"))
-    shipped = shapes / f"{Path(model).name.lower()}.json"
-    places = (Path(model).expanduser() / "config.json", shipped_checkpoints() / model / "config.json", shipped)
-    path = given or next((place for place in places if place.is_file()), None)
-    if path is None:
-        known = ", ".join(sorted(shape.stem for shape in shapes.glob("*.json")))
-        raise ConfigError(
-            f"the {what} '{model}' is not on this machine and its sizes are not shipped (known: {known}); "
-            f"give its config.json with --{what}-config FILE"
-        )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; --{what}-config takes a config.json") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object: a model's config.json")
-    return content, f"configs/shapes/{path.name}" if path == shipped else str(path)
-
-
 def _drafter(
     config: AppConfig, target: TargetShape, options: PlanOptions
 ) -> tuple[DrafterInfo, str] | tuple[None, None]:
@@ -152,9 +127,9 @@ def _drafter(
         return None, None
     if config.verifier.device == "cuda" and config.drafter.device == "cpu":
         raise ConfigError("a drafter on a cpu beside a target on GPUs cannot be planned: set drafter.device cuda")
-    facts, source = _facts(name, options.drafter_config, "drafter")
+    sizes, source = facts(name, "drafter", REMEDY.format("drafter"), options.drafter_config)
     try:
-        known = DrafterConfig.from_dict(facts)
+        known = DrafterConfig.from_dict(sizes)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
     drafter = DrafterInfo(**vars(known), checkpoint_dir=Path(name))

@@ -14,6 +14,9 @@ from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
 from ddtree.deployments.round_loop import PeerLost, RoundLoop
 from ddtree.deployments.scheduler import Limits, Scheduler
 from ddtree.deployments.sequence import Sequence
+from ddtree.drafter.checkpoint import save_published
+from ddtree.drafter.config import DrafterConfig, Rope
+from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.items import DraftItem
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.hf import HFTarget
@@ -25,11 +28,11 @@ TOP_K = 4
 FEATURE_LAYERS = (0, 1)
 
 
-def make_target(folder: Path) -> Path:
-    """A Llama of three layers with random weights, spread enough for its output to vary."""
+def make_target(folder: Path, hidden_size: int = 32) -> Path:
+    """A Llama of three layers and four heads with random weights, spread enough for its output to vary."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=hidden_size, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, bos_token_id=None, initializer_range=0.3,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -116,7 +119,7 @@ class Engine:
         pages = PageAllocator(verifier.pages - 1, verifier.page_size)
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
-        self.loop = RoundLoop(self.scheduler, TOP_K, self._emit)
+        self.loop = RoundLoop(self.scheduler, self._emit)
         self.loop.verifier = verifier
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}
@@ -168,3 +171,15 @@ def request(
 ) -> GenerationRequest:
     sampling = SamplingParams(temperature=temperature, seed=crc32(name.encode()), **more)  # type: ignore[arg-type]
     return GenerationRequest(name, tuple(prompt), max_tokens, (), sampling, budget)
+
+
+def make_drafter(folder: Path, hidden_size: int = 32) -> Path:
+    """A DFlash drafter with random weights for `make_target`'s model."""
+    torch.manual_seed(1)
+    config = DrafterConfig(
+        hidden_size=hidden_size, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=hidden_size // 4,
+        vocab_size=VOCABULARY, num_target_layers=3, target_layer_ids=FEATURE_LAYERS, block_size=HORIZON + 1,
+        mask_token_id=VOCABULARY - 1, max_positions=512, rope=Rope(theta=10000.0), rms_norm_eps=1e-5,
+    )  # fmt: skip
+    save_published(DFlashModel(config), folder, dtype=torch.float32)
+    return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from ddtree.deployments.api.generation import TextRequest
+from ddtree.deployments.requests import GenerationRequest, SamplingParams
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODEL = "smollm2-135m-instruct"
@@ -214,6 +218,13 @@ def test_extreme_sampling_is_defined(client: openai.OpenAI) -> None:
 def test_a_request_without_max_tokens_ends_as_openai_has_it(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt="One, two, three, four,", temperature=0)
     assert answer.usage.completion_tokens == 16
+
+
+def test_a_clients_name_heads_the_id_of_each_sequence() -> None:
+    own = GenerationRequest("f00", (1, 2), 4, (), SamplingParams(), 0)
+    named = [TextRequest(index, own, ("stop",)).named("n" * 70) for index in range(2)]
+    assert [sequence.request.request_id for sequence in named] == [f"{'n' * 64}/{index}/f00" for index in range(2)]
+    assert named[0] == TextRequest(0, dataclasses.replace(own, request_id=named[0].request.request_id), ("stop",))
 
 
 def test_request_ids_come_back(server: str) -> None:

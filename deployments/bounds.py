@@ -1,0 +1,51 @@
+"""How large the messages of a round can be, from the configuration: what the outboxes are made for. Knows numbers only."""
+
+from __future__ import annotations
+
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.mailbox import ALIGNMENT, Bound
+from ddtree.deployments.models import Models
+
+TENSORS = 32  # in a message, at most; each is aligned
+ROW = 4 + 4 + 8 + (4 + 4 + 4 + 4 + 8)  # bytes of a batch's row: token, position, slot, and its sampling parameters
+
+
+def rows(config: AppConfig) -> int:
+    """The most rows of one step."""
+    return config.scheduler.prefill_rows + config.scheduler.max_sequences * (config.tree.max_budget + 1)
+
+
+def of_verifier(config: AppConfig, models: Models, itemsize: int) -> Bound:
+    """y and the features of every row. `itemsize`: bytes of a feature."""
+    width = len(models.feature_layers) * models.target.hidden_size
+    return _bound(
+        rows(config) * (4 + width * itemsize), f"{_rows(config)}, {width} features of {itemsize} bytes in each"
+    )
+
+
+def of_drafter(config: AppConfig, models: Models) -> Bound:
+    """Log-probabilities and ids of every candidate."""
+    sequences, horizon, top_k = config.scheduler.max_sequences, models.horizon, config.tree.top_k
+    limit = f"scheduler.max_sequences {sequences} × depth {horizon} × tree.top_k {top_k} candidates"
+    return _bound(sequences * horizon * top_k * (4 + 4), limit)
+
+
+def of_router(config: AppConfig, models: Models) -> Bound:
+    """A batch: per row its numbers and ancestor bits, per sequence a page table for the step and one for its commit."""
+    words = -(-(config.tree.max_budget + 1) // 32)
+    pages = -(-(models.max_context + config.tree.max_budget + 1) // config.verifier.page_size) + 1
+    sequence = 2 * 4 * pages + 4 * (config.tree.max_budget + 1) + 64
+    limit = f"{_rows(config)}, {words} words of ancestors in each, and {pages} pages a sequence"
+    return _bound(rows(config) * (ROW + 4 * words) + config.scheduler.max_sequences * sequence, limit)
+
+
+def _bound(size: int, limit: str) -> Bound:
+    return Bound(size + TENSORS * ALIGNMENT, limit)
+
+
+def _rows(config: AppConfig) -> str:
+    scheduler, tree = config.scheduler, config.tree
+    return (
+        f"scheduler.prefill_rows {scheduler.prefill_rows} + scheduler.max_sequences {scheduler.max_sequences} × "
+        f"(tree.max_budget {tree.max_budget} + 1) rows"
+    )

@@ -1,0 +1,54 @@
+"""A device actor's end of the mailbox transport: it reads the letters of a call, computes, and answers with a letter.
+
+Knows mailboxes and the channel; not what is computed, and no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddtree.deployments import shared_memory
+from ddtree.deployments.channel import Server
+from ddtree.deployments.device_thread import DeviceThread
+from ddtree.deployments.mailbox import Arena, Inbox, Letter, Outbox, StaleMessage
+
+
+class Desk:
+    """Answers calls of the given methods, all of them on the device thread."""
+
+    def __init__(self, thread: DeviceThread, outbox: Outbox, methods: Mapping[str, Callable[..., Any]]) -> None:
+        """A method takes messages or plain values, and returns a message that fits the outbox."""
+        self._thread, self._outbox, self._methods = thread, outbox, methods
+        self._inboxes: dict[str, Inbox] = {}  # by role: who replaces a dead one replaces its inbox
+        self.address: Path = shared_memory.own_folder() / f"{outbox.arena.owner}-calls"
+        Server(self.address, self._handle)
+
+    @property
+    def arena(self) -> Arena:
+        """For actors that are to read what is written here."""
+        return self._outbox.arena
+
+    def introduce(self, role: str, arena: Arena) -> None:
+        """From now on letters of this role, "router" or "verifier", are read from this arena."""
+        self._inboxes[role] = Inbox(arena)
+
+    def _handle(self, method: str, *args: Any) -> Letter:
+        return self._thread.run(self._compute, self._methods[method], *args)
+
+    def _compute(self, run: Callable[..., Any], *args: Any) -> Letter:
+        answer = self._outbox.write(run(*map(self._open, args)))
+        for arg in args:
+            if isinstance(arg, Letter):
+                self._inbox(arg).check(arg)  # all that was read was still there
+        return answer
+
+    def _open(self, arg: Any) -> Any:
+        return self._inbox(arg).read(arg) if isinstance(arg, Letter) else arg
+
+    def _inbox(self, letter: Letter) -> Inbox:
+        for inbox in self._inboxes.values():
+            if inbox.owner == letter.owner:
+                return inbox
+        raise StaleMessage(f"a message from {letter.owner}, whose outbox is not known here")

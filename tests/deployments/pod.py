@@ -1,0 +1,151 @@
+"""A router, its verifier group and its drafters as real actors over a tiny model, without Serve and without text."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.device_actors import DrafterActor, VerifierRank, make
+from ddtree.deployments.models import Models
+from ddtree.deployments.requests import Delta, GenerationRequest
+from ddtree.deployments.router_actor import RouterActor
+from ddtree.drafter.config import DrafterInfo
+from ddtree.verifier.model_dir import TargetInfo
+
+from .tiny import make_drafter, make_target
+
+WAIT_S = 120
+GPUS = 0.08  # of one GPU, which every actor of every pod shares
+PING_S = 3
+
+
+@ray.remote(num_cpus=0)
+class Group:
+    """What the Verifier deployment does for its ranks: makes them, and makes them again when they are lost or hang."""
+
+    def __init__(self, config: AppConfig, models: Models) -> None:
+        self._config, self._models = config, models
+        self._make()
+
+    def _make(self) -> None:
+        self._rank: Any = make(VerifierRank, self._config, self._models, num_gpus=self._config.drafter.num_gpus)
+        ray.get(self._rank.load.remote(0, 1, ray.get(self._rank.meeting_place.remote())))
+
+    def pid(self) -> int:
+        pid: int = ray.get(self._rank.pid.remote())
+        return pid
+
+    def ranks(self) -> list[ActorHandle]:
+        try:
+            ray.get(self._rank.ping.remote(), timeout=PING_S)
+        except (RayActorError, GetTimeoutError):
+            ray.kill(self._rank)
+            self._make()
+        return [self._rank]
+
+
+class Handle:
+    """`ranks.remote().result()` of a Group, as a Serve handle has it."""
+
+    def __init__(self, group: ActorHandle) -> None:
+        self._group, self._answer = group, None
+
+    @property
+    def ranks(self) -> Handle:
+        return self
+
+    def remote(self) -> Handle:
+        self._answer = self._group.ranks.remote()
+        return self
+
+    def result(self, timeout_s: float) -> list[ActorHandle]:
+        found: list[ActorHandle] = ray.get(self._answer, timeout=timeout_s)
+        return found
+
+
+@dataclass
+class Pod:
+    """The actors. They end with the cluster."""
+
+    config: AppConfig
+    models: Models
+    router: Any
+    group: Any
+    drafters: dict[str, Any] = field(default_factory=dict)
+
+    def add_drafter(self) -> Any:
+        drafter: Any = make(DrafterActor, self.config, self.models, num_gpus=self.config.drafter.num_gpus)
+        name = f"drafter{len(self.drafters)}"
+        ray.get(drafter.ping.remote(), timeout=WAIT_S)
+        ray.get(self.router.register_drafter.remote(name, drafter), timeout=WAIT_S)
+        self.drafters[name] = drafter
+        self.wait(lambda status: name in status["drafters"])
+        return drafter
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = ray.get(self.router.status.remote(), timeout=WAIT_S)
+        return status
+
+    def wait(self, until: Callable[[dict[str, Any]], bool], seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not until(status := self.status()):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.05)
+
+    def ask(
+        self, request: GenerationRequest, after: Callable[[int], None] = lambda tokens: None
+    ) -> tuple[list[int], Delta]:
+        """All tokens and the last delta; `after` is called with the number of tokens so far, after each round."""
+        tokens: list[int] = []
+        for reference in self.router.generate.remote(request):
+            delta: Delta = ray.get(reference, timeout=WAIT_S)
+            tokens += delta.token_ids
+            after(len(tokens))
+        return tokens, delta
+
+    def ask_all(self, requests: Sequence[GenerationRequest]) -> list[tuple[list[int], Delta]]:
+        """The same for many at once."""
+        answers: dict[int, tuple[list[int], Delta]] = {}
+
+        def run(i: int) -> None:
+            answers[i] = self.ask(requests[i])
+
+        threads = [threading.Thread(target=run, args=[i]) for i in range(len(requests))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        return [answers[i] for i in range(len(requests))]
+
+
+def start(folder: Path, device: str = "cpu", hidden_size: int = 32, **changes: Any) -> Pod:
+    """A pod without drafters. `changes` are sections of the configuration, or single values."""
+    target, drafter = make_target(folder / "target", hidden_size), make_drafter(folder / "drafter", hidden_size)
+    sections: dict[str, Any] = {
+        "target": {"model": str(target), "dtype": "float32"},
+        "verifier": {"device": device, "threads": 1, "page_size": 4, "kv_tokens": 2048, "timeout_s": 20},
+        "drafter": {
+            "checkpoint": str(drafter), "device": device, "num_gpus": GPUS if device == "cuda" else 0, "dtype": "float32",
+            "threads": 1, "timeout_s": 5, "rebuild_window": 6,
+        },
+        "tree": {"budget": 16, "max_budget": 63, "top_k": 48},
+        "scheduler": {"max_sequences": 8, "prefill_rows": 32},
+    }  # fmt: skip
+    for name, value in changes.items():
+        sections[name] = {**sections[name], **value} if isinstance(value, dict) else value
+    config = AppConfig.parse(sections)
+    models = Models(TargetInfo.read(target), "tiny", 512, DrafterInfo.read(drafter), drafter)
+    group = Group.remote(config, models)  # type: ignore[attr-defined]
+    router = make(RouterActor, config, models, Handle(group), num_gpus=config.drafter.num_gpus)
+    pod = Pod(config, models, router, group)
+    pod.wait(lambda status: bool(status["verifier_connected"]))
+    return pod

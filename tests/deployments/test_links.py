@@ -1,0 +1,93 @@
+"""Both transports between real actors: no token depends on them, and no death or hang of a peer outlasts its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import ray
+import torch
+
+from . import pod as pods
+from .pod import Pod
+from .tiny import request
+
+TRANSPORTS = ("mailbox", "objects")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    yield
+    ray.shutdown()
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[f"{t}-cpu" for t in TRANSPORTS] + [pytest.param(f"{t}-cuda", marks=on_gpu) for t in TRANSPORTS],
+)
+def pod(request: pytest.FixtureRequest, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Pod:
+    transport, device = request.param.split("-")
+    pod = pods.start(tmp_path_factory.mktemp("pod"), device, transport=transport)
+    pod.add_drafter()
+    return pod
+
+
+def test_speculative_is_plain(pod: Pod) -> None:
+    asked = [request(f"r{i}", [3 * i, 5, 7 + i], 40, 63, 0.9 * (i % 2)) for i in range(6)]
+    plain = [pod.ask(replace(r, request_id=f"plain-{r.request_id}", budget=0))[0] for r in asked]
+    answers = pod.ask_all(asked)
+    assert [tokens for tokens, _ in answers] == plain
+    assert pod.status()["transport"] == pod.config.transport
+    stats = [last.stats for _, last in answers if last.stats]
+    assert sum(s.fallback_rounds for s in stats) == 0
+    assert sum(s.accepted_tokens for s in stats) > 20, "drafts are taken"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_drafter_that_dies_or_hangs_costs_no_token(pod: Pod, how: signal.Signals) -> None:
+    asked = request(f"drafter-{how}", [9, 8, 7], 120, 16)
+    plain = pod.ask(replace(asked, request_id=f"plain-{how}", budget=0))[0]
+    drafter = list(pod.drafters.values())[-1]
+    pid, struck = ray.get(drafter.pid.remote()), []
+
+    def strike(tokens: int) -> None:
+        if tokens > 20 and not struck:
+            struck.append(time.monotonic())
+            os.kill(pid, how)
+
+    tokens, last = pod.ask(asked, strike)
+    assert tokens == plain
+    assert last.stats and last.stats.fallback_rounds > 0
+    assert pod.status()["drafters"] == []
+    assert time.monotonic() - struck[0] < pod.config.drafter.timeout_s * (how == signal.SIGSTOP) + 5
+    if how == signal.SIGSTOP:
+        os.kill(pid, signal.SIGKILL)
+    pod.add_drafter()
+    tokens, last = pod.ask(replace(asked, request_id=f"again-{how}"))
+    assert tokens == plain and last.stats and last.stats.fallback_rounds == 0
+
+
+def test_a_verifier_that_dies_is_met_anew(pod: Pod) -> None:
+    asked = request("verifier", [6, 5, 4], 120, 16)
+    plain = pod.ask(replace(asked, request_id="verifier-plain", budget=0))[0]
+    pid, struck = ray.get(pod.group.pid.remote()), []
+
+    def strike(tokens: int) -> None:
+        if tokens > 20 and not struck:
+            struck.append(tokens)
+            os.kill(pid, signal.SIGKILL)
+
+    tokens, last = pod.ask(asked, strike)
+    assert tokens == plain and struck
+    before = pod.status()["accepted_tokens"]
+    tokens, last = pod.ask(replace(asked, request_id="verifier-again"))
+    assert tokens == plain and last.stats and last.stats.fallback_rounds == 0, "drafters read the new one's features"
+    assert pod.status()["accepted_tokens"] > before

@@ -1,0 +1,148 @@
+"""Messages through an arena: what is read is what was written, or an error says that it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ddtree.deployments import bounds, mailbox
+from ddtree.deployments.batching import lay_out
+from ddtree.deployments.config import AppConfig
+from ddtree.deployments.mailbox import INLINE, Bound, Inbox, MessageTooLarge, Outbox, StaleMessage
+from ddtree.deployments.models import Models
+from ddtree.deployments.node_transport import NodeCommunicator, NodeTransport
+from ddtree.deployments.scheduler import Entry
+from ddtree.deployments.sequence import Accepted, Sequence
+from ddtree.drafter.config import DrafterInfo
+from ddtree.drafter.items import Candidates
+from ddtree.kernels import tree_build
+from ddtree.verifier.batch import VerifyResult
+from ddtree.verifier.model_dir import TargetInfo
+
+from .tiny import HORIZON, make_drafter, make_target, request
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+MIB = Bound(1 << 20, "the test")
+
+
+@dataclass(frozen=True)
+class Message:
+    name: str
+    tensors: list[Tensor]
+
+
+def peer(outbox: Outbox) -> Inbox:
+    """A reader, which maps a CPU arena as another process does; a process cannot open its own IPC handles."""
+    if outbox.arena.data.is_cuda:
+        return Inbox(outbox.arena)
+    transport = NodeTransport()
+    meta = transport.extract_tensor_transport_metadata("arena", [outbox.arena.header, outbox.arena.data])
+    header, data = transport.recv_multiple_tensors("arena", meta, NodeCommunicator())
+    return Inbox(type(outbox.arena)(outbox.arena.owner, header, data))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(
+    wanted=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 40), max_size=3), st.booleans()), max_size=6
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_read_is_what_was_written(device: str, wanted: list[tuple[torch.dtype, list[int], bool]]) -> None:
+    outbox = Outbox(device, MIB)
+    inbox = peer(outbox)
+    for i in range(3):
+        tensors = [torch.randint(0, 2, [2, *shape]).to(device, dtype) for dtype, shape, _ in wanted]
+        tensors = [t.transpose(0, -1) if swap else t for t, (*_, swap) in zip(tensors, wanted, strict=True)]
+        read = inbox.read(outbox.write(Message(f"m{i}", tensors)))
+        assert read.name == f"m{i}"
+        for got, sent in zip(read.tensors, tensors, strict=True):
+            assert got.dtype == sent.dtype and got.device == sent.device and torch.equal(got, sent)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_last_message_stays_and_the_one_before_is_gone(device: str) -> None:
+    outbox = Outbox(device, MIB)
+    inbox = peer(outbox)
+    letters = [outbox.write(torch.full((INLINE,), i, device=device)) for i in range(2)]
+    assert [int(inbox.read(letter)[-1]) for letter in letters] == [0, 1]
+    outbox.write(torch.full((INLINE,), 2, device=device))
+    assert int(inbox.read(letters[1])[-1]) == 1
+    with pytest.raises(StaleMessage, match=r"message 1 of outbox .* is gone: message 3 is in its place"):
+        inbox.read(letters[0])
+
+
+def test_one_that_is_overwritten_while_it_is_used_is_noticed() -> None:
+    outbox = Outbox("cpu", MIB)
+    inbox, letter = peer(outbox), outbox.write(torch.zeros(INLINE))
+    inbox.read(letter)
+    inbox.check(letter)
+    outbox.write(None)
+    with pytest.raises(TypeError):
+        outbox.write([torch.zeros(INLINE), {}.keys()])  # fails half way: pickle does not take it
+    with pytest.raises(StaleMessage, match="another is being written"):
+        inbox.check(letter)
+
+
+def test_a_message_of_another_outbox_is_not_read() -> None:
+    old, new = Outbox("cpu", MIB), Outbox("cpu", MIB)
+    letter = old.write(torch.zeros(INLINE))
+    new.write(torch.ones(INLINE))
+    with pytest.raises(StaleMessage, match="was written by"):
+        peer(new).read(letter)
+
+
+def test_one_too_large_says_what_the_limit_is_and_spoils_nothing() -> None:
+    outbox = Outbox("cpu", Bound(10_000, "max_sequences 3"))
+    inbox, letter = peer(outbox), outbox.write(torch.arange(1000))
+    with pytest.raises(
+        MessageTooLarge, match=r"12032 bytes or more does not fit an outbox for 10240 \(max_sequences 3\)"
+    ):
+        outbox.write(torch.zeros(3000))
+    assert torch.equal(inbox.read(letter), torch.arange(1000))
+    assert torch.equal(inbox.read(outbox.write(torch.ones(2000))), torch.ones(2000))
+
+
+def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "INLINE", 0)  # every tensor in the arena, as on a GPU
+    target = make_target(tmp_path / "target")
+    drafter = make_drafter(tmp_path / "drafter")
+    config = AppConfig.parse(
+        {
+            "target": {"model": str(target)},
+            "verifier": {"page_size": 4},
+            "tree": {"max_budget": 40, "top_k": 8},
+            "scheduler": {"max_sequences": 5, "prefill_rows": 70},
+        }
+    )
+    models = Models(TargetInfo.read(target), "tiny", 512, DrafterInfo.read(drafter), drafter)
+    sequences = [Sequence(request(f"s{i}", [1] * 460, 40, 40), 0.0) for i in range(5)]
+    entries = [Entry(sequence, 41, 40, finishes=True) for sequence in sequences]
+    for sequence in sequences:
+        sequence.computed, sequence.pages = 459, list(range(-(-(512 + 41) // 4)))
+        sequence.accepted = Accepted(400, list(range(0, 41, 2)))
+    logprobs = torch.zeros(4, HORIZON, 8).log_softmax(-1)
+    ids = torch.arange(8, dtype=torch.int32).expand(4, HORIZON, 8).contiguous()
+    numbers = torch.full((4,), 40, dtype=torch.int32)
+    tree = tree_build(logprobs, ids, numbers, numbers, numbers, max_budget=40)
+    sequences[4].computed = 0
+    entries[4] = Entry(sequences[4], 70 + 41, 0, finishes=True)  # as many rows as there can be
+    batch = lay_out(entries, tree, [40] * 4, 4, scratch_page=0).batch
+    rows = len(batch.tokens)
+    assert rows == bounds.rows(config)
+    features = torch.zeros(rows, 2 * 32)
+    for message, bound in (
+        (batch, bounds.of_router(config, models)),
+        (VerifyResult(torch.zeros(rows, dtype=torch.int32), features, {}), bounds.of_verifier(config, models, 4)),
+        (Candidates(logprobs.repeat(2, 1, 1)[:5], ids.repeat(2, 1, 1)[:5]), bounds.of_drafter(config, models)),
+    ):
+        outbox = Outbox("cpu", bound)
+        peer(outbox).read(outbox.write(message))
+        assert "scheduler.max_sequences 5" in bound.limit
