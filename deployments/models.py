@@ -42,7 +42,6 @@ class Models:
 def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = None) -> Models:
     """Resolve and check everything that a deployment names. Raises ConfigError. Prepares an embedded target, and makes
     random models, on first use."""
-    _check_servable(config)
     try:
         check_backend(config.verifier.backend)
         drafter_dir = _drafter_dir(config.drafter)
@@ -59,25 +58,12 @@ def find(config: AppConfig, progress: Callable[[str, int, int], None] | None = N
     max_context = min(config.target.max_context or target.max_positions, target.max_positions)
     rows, page_size = max_context + config.tree.max_budget + 1, config.verifier.page_size
     need = (-(-rows // page_size) + 1) * page_size  # one page is scratch
-    if config.verifier.kv_tokens < need:
+    if config.verifier.kv_tokens != AUTO and config.verifier.kv_tokens < need:
         raise ConfigError(
             f"verifier.kv_tokens ({config.verifier.kv_tokens}) must hold one sequence of full length: at least {need} "
             f"(context {max_context} + tree.max_budget + 1, in pages, and one more); raise it or lower target.max_context"
         )
     return Models(target, config.target.served_name or target.name, max_context, drafter, drafter_dir)
-
-
-def _check_servable(config: AppConfig) -> None:
-    """What can be written down and planned, but not run yet. A line goes when its part is built."""
-    verifier, drafter = config.verifier, config.drafter
-    not_yet = (
-        ("verifier.device 'cuda'", verifier.device == "cuda"),
-        ("drafter.device 'cuda'", drafter.device == "cuda"),
-        ("verifier.kv_tokens auto", verifier.kv_tokens == AUTO),
-    )
-    for what, asked in not_yet:
-        if asked:
-            raise ConfigError(f"{what} cannot be served yet; `ddtree plan` says what it will need")
 
 
 def _target_dir(target: TargetConfig, progress: Callable[[str, int, int], None] | None) -> Path:

@@ -20,6 +20,7 @@ from ddtree.drafter.items import Candidates, DraftItem
 from ddtree.drafter.pages import FreePages
 from ddtree.drafter.passes import PAGE, ContextPool, Extension, Pass
 from ddtree.drafter.stack import Stack
+from ddtree.kernels.waiting import WaitsForDevice
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +97,7 @@ class PagedContexts:
         try:
             for each in reversed(self._passes):  # the largest first: the others fit into its memory
                 each.capture(memory)
-        except RuntimeError as error:
-            if "synchronizing" not in str(error):
-                raise
+        except WaitsForDevice as error:
             log.warning("drafts run without CUDA graphs: no kernel serves this head size or dtype (%s)", error)
         else:
             seconds = time.perf_counter() - began

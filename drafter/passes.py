@@ -6,9 +6,7 @@ writes pages that belong to no sequence. Knows slots and page tables, not whose 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +18,7 @@ from ddtree.drafter.items import Candidates
 from ddtree.drafter.stack import Stack
 from ddtree.drafter.staging import Staging
 from ddtree.kernels import Rows, verify_attn
+from ddtree.kernels.waiting import never_waiting
 
 PAGE = 64  # slots: what the attention kernels read at a time
 
@@ -140,13 +139,13 @@ class Pass:
         """From now on `run` replays a graph whose memory is in the pool `memory` (a `torch.cuda.graph_pool_handle`).
 
         Raises:
-            RuntimeError: something in the pass waits for the device, which a graph cannot hold.
+            WaitsForDevice: something in the pass waits for the device, which a graph cannot hold.
         """
         self.load([], None)
         stream = torch.cuda.Stream(self._stack.device)
         stream.wait_stream(torch.cuda.current_stream(self._stack.device))
         with torch.cuda.stream(stream):
-            with _never_waiting():
+            with never_waiting():
                 self._forward()  # also makes what is made once: library, handles, tables
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
@@ -163,19 +162,6 @@ class Pass:
         if not self.blocks:
             return stack.no_candidates()
         return stack.draft(inputs["ids"].flatten(), cos[rows:], sin[rows:], cache)
-
-
-@contextmanager
-def _never_waiting() -> Iterator[None]:
-    """What would wait for the device raises RuntimeError."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls it a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ddtree.kernels import Rows
+from ddtree.kernels.waiting import never_waiting
 from ddtree.verifier.batch import VerifyBatch
 
 log = logging.getLogger(__name__)
@@ -115,13 +116,19 @@ class GraphedForward:
     def __init__(
         self, forward: Forward, sizes: StepSizes, *, page_size: int, spare_slot: int, device: torch.device
     ) -> None:
-        """Records them all, the largest first so that the others fit into its memory."""
+        """Records them all, the largest first so that the others fit into its memory.
+
+        Raises WaitsForDevice where the forward does so, as the reference attention does.
+        """
         self._batch = FixedBatch(sizes, page_size, spare_slot, device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._buckets = row_buckets(sizes.rows)
         started, memory = time.perf_counter(), None
         for rows in reversed(self._buckets):
             forward(*self._batch.first(rows))  # lazy set-up of libraries must not be recorded
+            if memory is None:
+                with never_waiting():
+                    forward(*self._batch.first(rows))
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ddtree.kernels import Rows
+from ddtree.kernels.waiting import WaitsForDevice
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.graphs import GraphedForward, StepSizes
 from ddtree.verifier.noise import KeyedNoise
@@ -42,16 +43,19 @@ class Steps:
     """Runs a model's steps on one device."""
 
     def __init__(self, model: Model, pool: Pool, vocab_size: int, graphs: StepSizes | None = None) -> None:
-        """`graphs`: record CUDA graphs for steps up to this size; the pool's last page is then for padding rows, and no
-        sequence may hold it."""
+        """`graphs`: record CUDA graphs for steps up to this size where the model's dtype and head size have kernels; the
+        pool's last page is then for padding rows, and no sequence may hold it."""
         self._model, self._pool, self._device = model, pool, pool.device
         self._noise = KeyedNoise(vocab_size, self._device)
         self._graphs: GraphedForward | None = None
         if graphs is not None:
             spare = (pool.pages - 1) * pool.page_size
-            self._graphs = GraphedForward(
-                model.forward, graphs, page_size=pool.page_size, spare_slot=spare, device=self._device
-            )
+            try:
+                self._graphs = GraphedForward(
+                    model.forward, graphs, page_size=pool.page_size, spare_slot=spare, device=self._device
+                )
+            except WaitsForDevice as error:
+                log.warning("steps run without CUDA graphs: no kernel serves this dtype or head size (%s)", error)
 
     def run(self, batch: VerifyBatch) -> VerifyResult:
         """One step, complete when this returns; see `Target.step`. Call it in inference mode.

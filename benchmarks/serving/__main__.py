@@ -171,7 +171,7 @@ class Measurement:
         finally:
             for concurrency, run in peer["runs"].items():
                 theirs, ours = run.pop("token_ids"), self._answers.get(int(concurrency))
-                comparable = ours and not (name == "vllm" and random_weights(target.model_dir))  # it makes its own
+                comparable = ours and not random_weights(target.model_dir)  # else each engine makes its own weights
                 same = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours) if comparable else None
                 run["identical_to_plain"] = same
             self.save()

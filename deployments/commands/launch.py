@@ -96,8 +96,16 @@ def checked(
     """The configuration and the whole Serve document, after everything named was found and fits. Raises ConfigError."""
     document = read_document(config_path)
     config = AppConfig.parse(document["applications"][0].get("args"), str(config_path))
+    _check_gpus(config, config_path)
     models.find(config, progress)
     return config, document
+
+
+def _check_gpus(config: AppConfig, path: Path) -> None:
+    here = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if config.gpus_needed > here:
+        need = f"{config.gpus_needed} GPU{'s' if config.gpus_needed > 1 else ''}"
+        raise ConfigError(f"{path} needs {need}, and this machine has {here or 'none'}; `ddtree plan` says what for")
 
 
 def _check_port(host: str, port: int) -> None:
