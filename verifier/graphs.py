@@ -67,6 +67,13 @@ class FixedBatch:
             and (rows.page_table.shape[1] <= sizes.pages)
         )
 
+    def clear(self, rows: int) -> None:
+        """Make it a step of `rows` padding rows and nothing else."""
+        self._row_offsets.zero_()
+        self._row_offsets[-1:].fill_(rows)
+        self._q_len.zero_()
+        self._slots[:rows].fill_(self._spare_slot)
+
     def first(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Rows]:
         """What a forward takes, over the first `rows` rows. Views: they show what was filled in last."""
         return (
@@ -125,6 +132,7 @@ class GraphedForward:
         self._buckets = row_buckets(sizes.rows)
         started, memory = time.perf_counter(), None
         for rows in reversed(self._buckets):
+            self._batch.clear(rows)
             forward(*self._batch.first(rows))  # lazy set-up of libraries must not be recorded
             if memory is None:
                 with never_waiting():

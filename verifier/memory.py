@@ -61,6 +61,7 @@ def fitting_pages(bind: Callable[[int], Pool], model: Model, largest: StepSizes 
 
 @torch.inference_mode()
 def _run(model: Model, batch: FixedBatch, rows: int) -> None:
+    batch.clear(rows)
     hidden, _features = model.forward(*batch.first(rows))
     logits = model.logits(hidden)
     if logits is not None:

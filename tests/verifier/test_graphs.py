@@ -74,6 +74,14 @@ def test_padding_changes_nothing(tiny: Harness, rows: int) -> None:
         tiny.release(*(piece.sequence for piece in pieces))
 
 
+def test_a_step_of_padding_alone_runs(tiny: Harness) -> None:
+    fixed = FixedBatch(SIZES, PAGE, tiny.trash * PAGE, tiny.target.device)
+    fixed.clear(8)
+    with torch.inference_mode():
+        hidden, _features = tiny.target.forward(*fixed.first(8))
+    assert hidden.isfinite().all()
+
+
 def test_a_larger_step_is_not_held() -> None:
     fixed = FixedBatch(StepSizes(sequences=1, rows=4, pages=2, words=1), PAGE, 0, torch.device("cpu"))
 
@@ -178,3 +186,14 @@ def test_a_pool_as_large_as_fits_leaves_room_for_every_step(wide_dir: Callable[[
     assert taken + kept < 0.5 * total
     with pytest.raises(ValueError, match=r"0 pages of 4 tokens fit .* lower target.max_context"):
         HFTarget(wide_dir("llama"), pages=MemoryShare(fraction=0.01, others=2 << 30), **options)
+
+
+@on_gpu
+def test_what_has_no_kernel_runs_without_graphs(
+    wide_dir: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    target = HFTarget(wide_dir("llama"), dtype="float32", device="cuda", page_size=PAGE, pages=64, graphs=SIZES)
+    assert "steps run without CUDA graphs" in caplog.text
+    h = Harness(target, None)
+    [output] = h.step(Piece(h.sequence(16), PROMPT))
+    assert min(output.y) >= 0
