@@ -2,7 +2,7 @@
 
 Knows tensors, sequences and pages; no model, no Ray. Nothing here waits for a device: row counts come from the budgets, which
 the host knows, and where a tree has fewer nodes than its budget its last rows are padding. What depends on the trees is
-gathered where they are; what must lie beside it goes there in one copy; the rest stays on the host.
+gathered where they are, and prompt rows beside it go there in one copy; the rest stays on the host.
 """
 
 from __future__ import annotations
@@ -39,16 +39,12 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """What the host knows and must lie where the trees do."""
+class _Chunks:
+    """Rows that no tree has, and which rows of the trees are wanted: what goes to where the trees are."""
 
-    row_offsets: Tensor  # the first five as in `Rows`
-    q_len: Tensor
-    seq_len: Tensor
-    page_table: Tensor
-    causal: Tensor
     tokens: Tensor  # [rows of chunks] int32
     positions: Tensor  # [rows of chunks] int32
+    q_len: Tensor  # [S] int32, of trees the most that it can be
     nodes: Tensor | None  # see Layout
 
 
@@ -68,33 +64,30 @@ def lay_out(
     computed = [sequence.computed for sequence in sequences]
     trees = len(budgets) if tree else 0  # a root alone is a chunk of one row
     chunks = [(sequences[i].tokens, range(computed[i], computed[i] + counts[i])) for i in range(trees, len(entries))]
-    beside = _Beside(
-        row_offsets=_int32(offsets),
-        q_len=_int32(counts),
-        seq_len=_int32(computed),
-        page_table=page_table(sequences),
-        causal=torch.arange(len(entries)) >= trees,
+    loose = _Chunks(
         tokens=_int32([token for tokens, span in chunks for token in tokens[span.start : span.stop]]),
         positions=_int32([at for _, span in chunks for at in span]),
+        q_len=_int32(counts),
         nodes=_nodes(tree, budgets) if tree else None,
     )
-    slots = _slots(beside.page_table, computed, counts, [s.stored for s in sequences], page_size, scratch_page)
-    if tree:
-        beside = to_device(beside, tree.tokens.device)
-    tokens, positions, ancestors, q_len = _rows(tree, beside)
+    if tree and (chunks or loose.nodes is not None):
+        loose = to_device(loose, tree.tokens.device)
+    tokens, positions, ancestors, q_len = _rows(tree, loose)
+    table = page_table(sequences)
     rows = Rows(
-        row_offsets=beside.row_offsets,
+        row_offsets=_int32(offsets),
         q_len=q_len,
-        seq_len=beside.seq_len,
-        page_table=beside.page_table,
+        seq_len=_int32(computed),
+        page_table=table,
         page_size=page_size,
-        causal=beside.causal,
+        causal=torch.arange(len(entries)) >= trees,
         ancestors=ancestors,
     )
+    slots = _slots(table, computed, counts, [s.stored for s in sequences], page_size, scratch_page)
     drawn = [i for i in range(len(budgets), len(entries)) if entries[i].finishes]
     sampling = _sampling(entries, offsets, len(budgets), drawn)
     batch = VerifyBatch(tokens, positions, slots, rows, sampling, _commit(sequences))
-    return Layout(batch, offsets, len(budgets), drawn, beside.nodes)
+    return Layout(batch, offsets, len(budgets), drawn, loose.nodes)
 
 
 def page_table(sequences: list[Sequence]) -> Tensor:
@@ -111,20 +104,20 @@ def _nodes(tree: DraftTree, budgets: list[int]) -> Tensor | None:
     return torch.tensor([i * width + node for i, budget in enumerate(budgets) for node in range(budget + 1)])
 
 
-def _rows(tree: DraftTree | None, beside: _Beside) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _rows(tree: DraftTree | None, loose: _Chunks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """tokens [T], positions [T], ancestors [T, W] and q_len [S]: the trees' rows, then the chunks'."""
     if tree is None:
-        ancestors = torch.zeros(len(beside.tokens), 1, dtype=torch.int32)
-        return beside.tokens, beside.positions, ancestors, beside.q_len
+        return loose.tokens, loose.positions, torch.zeros(len(loose.tokens), 1, dtype=torch.int32), loose.q_len
     parts = [tree.tokens.flatten(), tree.position.flatten(), tree.ancestors.flatten(0, 1)]
-    if beside.nodes is not None:
-        parts = [part[beside.nodes] for part in parts]
-    q_len = torch.minimum(beside.q_len[: len(tree.n_nodes)], tree.n_nodes)
-    if len(q_len) < len(beside.q_len):
-        ancestors = parts[2].new_zeros(len(beside.tokens), parts[2].shape[1])
-        added = (beside.tokens, beside.positions, ancestors)
+    q_len = tree.n_nodes
+    if loose.nodes is not None:
+        parts = [part[loose.nodes] for part in parts]
+        q_len = torch.minimum(loose.q_len[: len(q_len)], q_len)
+    if len(loose.tokens):
+        ancestors = parts[2].new_zeros(len(loose.tokens), parts[2].shape[1])
+        added = (loose.tokens, loose.positions, ancestors)
         parts = [torch.cat(both) for both in zip(parts, added, strict=True)]
-        q_len = torch.cat([q_len, beside.q_len[len(q_len) :]])
+        q_len = torch.cat([q_len, loose.q_len[len(q_len) :]])
     return parts[0], parts[1], parts[2], q_len
 
 

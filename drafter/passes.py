@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ddtree.drafter.items import Candidates
 from ddtree.drafter.stack import Stack
-from ddtree.drafter.staging import Staging
 from ddtree.kernels import Rows, verify_attn
+from ddtree.kernels.staging import Staging
 from ddtree.kernels.waiting import never_waiting
 
 PAGE = 64  # slots: what the attention kernels read at a time

@@ -12,20 +12,24 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check(
-    name: str, value: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
+    name: str,
+    value: Tensor,
+    shape: tuple[int | None, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device | None,
 ) -> None:
-    """Raises ValueError unless `value` has this shape (None: any size), one of these dtypes, and this device."""
+    """Raises ValueError unless `value` has this shape (None: any size), one of these dtypes, and this device (None: any)."""
     actual = value.shape
     if len(actual) != len(shape) or any(w is not None and w != a for a, w in zip(actual, shape, strict=True)):
         wanted = ", ".join("any" if w is None else str(w) for w in shape)
         raise ValueError(f"{name} has shape {list(actual)}; pass [{wanted}].")
     if value.dtype not in dtypes:
         raise ValueError(f"{name} is {value.dtype}; pass {' or '.join(str(d) for d in dtypes)}.")
-    if value.device != device:
+    if device is not None and value.device != device:
         raise ValueError(f"{name} is on {value.device}; move it to {device}, where the other tensors are.")
 
 
-def check_int32(name: str, value: Tensor, shape: tuple[int | None, ...], device: torch.device) -> None:
+def check_int32(name: str, value: Tensor, shape: tuple[int | None, ...], device: torch.device | None) -> None:
     check(name, value, shape, (torch.int32,), device)
 
 

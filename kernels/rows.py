@@ -33,16 +33,23 @@ class Rows:
     _kept: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a wrong shape, dtype or device. Checked here because every layer uses the same rows."""
-        device, sequences = self.row_offsets.device, self.q_len.shape[0]
+        """Raises ValueError for a wrong shape or dtype. Checked here because every layer uses the same rows."""
+        self._check(None)
+        if self.page_size < 1:
+            raise ValueError(f"page_size is {self.page_size}; pass 1 or more.")
+
+    def must_be_on(self, device: torch.device) -> None:
+        """Raises ValueError where a tensor is elsewhere. On their way rows may lie in several places."""
+        self.keep(("checked", device), lambda: self._check(device))
+
+    def _check(self, device: torch.device | None) -> None:
+        sequences = self.q_len.shape[0]
         check_int32("row_offsets", self.row_offsets, (sequences + 1,), device)
         check_int32("q_len", self.q_len, (sequences,), device)
         check_int32("seq_len", self.seq_len, (sequences,), device)
         check_int32("page_table", self.page_table, (sequences, None), device)
         check("causal", self.causal, (sequences,), (torch.bool,), device)
         check_int32("ancestors", self.ancestors, (None, None), device)
-        if self.page_size < 1:
-            raise ValueError(f"page_size is {self.page_size}; pass 1 or more.")
 
     def keep(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
         """What an implementation derives from the rows once per step and uses in every layer."""

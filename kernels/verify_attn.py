@@ -32,7 +32,8 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
     Example:
         >>> out, lse = verify_attn(q, k_cache[layer], v_cache[layer], rows, scale=q.shape[-1] ** -0.5)
     """
-    check("q", q, (rows.ancestors.shape[0], None, None), FLOATS, rows.ancestors.device)
+    check("q", q, (rows.ancestors.shape[0], None, None), FLOATS, None)
+    rows.must_be_on(q.device)
     check("k_cache", k_cache, (None, rows.page_size, None, q.shape[2]), (q.dtype,), q.device)
     check("v_cache", v_cache, tuple(k_cache.shape), (q.dtype,), q.device)
     check_slots("k_cache", k_cache, 0, rows.page_size)
@@ -59,7 +60,8 @@ def verify_attn_mla(q: Tensor, kv_cache: Tensor, rows: Rows, *, scale: float, v_
     Raises:
         ValueError: as in `verify_attn`.
     """
-    check("q", q, (rows.ancestors.shape[0], None, None), FLOATS, rows.ancestors.device)
+    check("q", q, (rows.ancestors.shape[0], None, None), FLOATS, None)
+    rows.must_be_on(q.device)
     check("kv_cache", kv_cache, (None, rows.page_size, q.shape[2]), (q.dtype,), q.device)
     check_slots("kv_cache", kv_cache, 0, rows.page_size)
     if not 0 < v_dim <= q.shape[2]:

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: a forward is recorded once per number of rows and replayed with other contents.
+"""Steps as CUDA graphs: one is recorded per number of rows and replayed with other contents.
 
 A batch is written into buffers of fixed size, and padded. Padding rows belong to a last sequence that uses none of them:
 attention gives them 0, and their K/V goes to the pool's last page, which belongs to nobody. Knows no model.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ddtree.kernels import Rows
+from ddtree.kernels.staging import Staging
 from ddtree.kernels.waiting import never_waiting
 from ddtree.verifier.batch import VerifyBatch
+from ddtree.verifier.model import Model
+from ddtree.verifier.sampling import greedy
 
 log = logging.getLogger(__name__)
-
-# tokens [T] int32, positions [T] int32, slots [T] int64, rows → hidden [T, d], features [T, F]
-Forward = Callable[[Tensor, Tensor, Tensor, Rows], tuple[Tensor, Tensor]]
+LOGITS = 1 << 26  # the most that a graph computes; beyond, and for rows that are not all wanted, they come after it
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,20 @@ class FixedBatch:
         """`spare_slot`: where padding rows write."""
         self._sizes, self._page_size, self._spare_slot = sizes, page_size, spare_slot
         sequences = sizes.sequences + 1  # the last one has the padding rows
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._tokens, self._positions = zeros(sizes.rows), zeros(sizes.rows)
-        self._slots = torch.full((sizes.rows,), spare_slot, device=device)
-        self._row_offsets, self._q_len, self._seq_len = zeros(sequences + 1), zeros(sequences), zeros(sequences)
-        self._page_table, self._causal = zeros(sequences, sizes.pages), zeros(sequences, dtype=torch.bool)
-        self._ancestors = zeros(sizes.rows, sizes.words)
+        self._inputs = Staging(
+            {
+                "slots": (torch.int64, (sizes.rows,)),
+                "tokens": (torch.int32, (sizes.rows,)),
+                "positions": (torch.int32, (sizes.rows,)),
+                "ancestors": (torch.int32, (sizes.rows, sizes.words)),
+                "row_offsets": (torch.int32, (sequences + 1,)),
+                "q_len": (torch.int32, (sequences,)),
+                "seq_len": (torch.int32, (sequences,)),
+                "page_table": (torch.int32, (sequences, sizes.pages)),
+                "causal": (torch.bool, (sequences,)),
+            },
+            device,
+        )
 
     def holds(self, batch: VerifyBatch) -> bool:
         """Whether the batch fits."""
@@ -64,96 +70,123 @@ class FixedBatch:
             0 < len(batch.tokens) <= sizes.rows
             and len(rows.q_len) <= sizes.sequences
             and rows.ancestors.shape[1] <= sizes.words
-            and (rows.page_table.shape[1] <= sizes.pages)
+            and rows.page_table.shape[1] <= sizes.pages
         )
-
-    def clear(self, rows: int) -> None:
-        """Make it a step of `rows` padding rows and nothing else."""
-        self._row_offsets.zero_()
-        self._row_offsets[-1:].fill_(rows)
-        self._q_len.zero_()
-        self._slots[:rows].fill_(self._spare_slot)
 
     def first(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Rows]:
         """What a forward takes, over the first `rows` rows. Views: they show what was filled in last."""
-        return (
-            self._tokens[:rows],
-            self._positions[:rows],
-            self._slots[:rows],
-            Rows(
-                row_offsets=self._row_offsets,
-                q_len=self._q_len,
-                seq_len=self._seq_len,
-                page_table=self._page_table,
-                page_size=self._page_size,
-                causal=self._causal,
-                ancestors=self._ancestors[:rows],
-            ),
+        inputs = self._inputs.device
+        names = ("row_offsets", "q_len", "seq_len", "page_table", "causal")
+        layout = Rows(
+            **{name: inputs[name] for name in names}, page_size=self._page_size, ancestors=inputs["ancestors"][:rows]
         )
+        return inputs["tokens"][:rows], inputs["positions"][:rows], inputs["slots"][:rows], layout
+
+    def clear(self, rows: int) -> None:
+        """Make it a step of `rows` padding rows and nothing else."""
+        self._inputs.wait()
+        self._pad(0, 0, rows)
+        self._inputs.send()
 
     def fill(self, batch: VerifyBatch, rows: int) -> None:
-        """Write a batch that it holds, on the same device, padded to `rows` rows. Nothing waits for the device."""
-        given, n, sequences = batch.rows, len(batch.tokens), len(batch.rows.q_len)
-        self._row_offsets[sequences:].fill_(n)
-        self._row_offsets[-1:].fill_(rows)
-        self._q_len[sequences:].zero_()
-        if n < rows:  # token and position of a padding row may be any that exist: those of an earlier step do
-            self._slots[n:rows].fill_(self._spare_slot)
+        """Write a batch that it holds, padded to `rows` rows. Nothing waits for the device: what is on the host goes in one
+        copy, what is on the device already is copied there."""
+        self._inputs.wait()
+        host, given = self._inputs.host, batch.rows
+        n, sequences = len(batch.tokens), len(given.q_len)
         words, pages = given.ancestors.shape[1], given.page_table.shape[1]
-        if words < self._sizes.words:
-            self._ancestors[:n, words:].zero_()
-        for own, theirs in (
-            (self._row_offsets[: sequences + 1], given.row_offsets),
-            (self._q_len[:sequences], given.q_len),
-            (self._seq_len[:sequences], given.seq_len),
-            (self._page_table[:sequences, :pages], given.page_table),
-            (self._causal[:sequences], given.causal),
-            (self._ancestors[:n, :words], given.ancestors),
-            (self._tokens[:n], batch.tokens),
-            (self._positions[:n], batch.positions),
-            (self._slots[:n], batch.slots),
+        self._pad(n, sequences, rows)
+        host["ancestors"][:n, words:] = 0
+        there = []
+        for name, tensor, part in (
+            ("row_offsets", given.row_offsets, np.s_[: sequences + 1]),
+            ("q_len", given.q_len, np.s_[:sequences]),
+            ("seq_len", given.seq_len, np.s_[:sequences]),
+            ("page_table", given.page_table, np.s_[:sequences, :pages]),
+            ("causal", given.causal, np.s_[:sequences]),
+            ("ancestors", given.ancestors, np.s_[:n, :words]),
+            ("tokens", batch.tokens, np.s_[:n]),
+            ("positions", batch.positions, np.s_[:n]),
+            ("slots", batch.slots, np.s_[:n]),
         ):
-            own.copy_(theirs)
+            if tensor.device.type == "cpu":
+                host[name][part] = tensor.numpy()
+            else:
+                there.append((self._inputs.device[name][part], tensor))
+        self._inputs.send()
+        for own, tensor in there:
+            own.copy_(tensor)
+
+    def _pad(self, n: int, sequences: int, rows: int) -> None:
+        """All but the first n rows and sequences. Token and position of a padding row may be any that exist."""
+        host = self._inputs.host
+        host["slots"][n:rows] = self._spare_slot
+        host["row_offsets"][sequences:] = n
+        host["row_offsets"][-1] = rows
+        host["q_len"][sequences:] = 0
 
 
-class GraphedForward:
-    """The graphs of one forward."""
+@dataclass(frozen=True)
+class Output:
+    """What a forward leaves of a step's rows; what a graph leaves is there until the next one runs."""
+
+    hidden: Tensor  # [T, d]
+    features: Tensor  # [T, F]
+    scored: bool = False  # all rows have their logits, here or on the rank that draws
+    logits: Tensor | None = None  # [T, V]
+    greedy: Tensor | None = None  # [T] int32, see `sampling.greedy`
+
+    def first(self, rows: int) -> Output:
+        parts = (None if x is None else x[:rows] for x in (self.logits, self.greedy))
+        return Output(self.hidden[:rows], self.features[:rows], self.scored, *parts)
+
+
+class GraphedSteps:
+    """The graphs of one model's steps, tokens to logits."""
 
     @torch.inference_mode()
     def __init__(
-        self, forward: Forward, sizes: StepSizes, *, page_size: int, spare_slot: int, device: torch.device
+        self, model: Model, sizes: StepSizes, *, page_size: int, spare_slot: int, vocab_size: int, device: torch.device
     ) -> None:
         """Records them all, the largest first so that the others fit into its memory.
 
         Raises WaitsForDevice where the forward does so, as the reference attention does.
         """
+        self._model, self._logit_rows = model, LOGITS // vocab_size
         self._batch = FixedBatch(sizes, page_size, spare_slot, device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
         self._buckets = row_buckets(sizes.rows)
         started, memory = time.perf_counter(), None
         for rows in reversed(self._buckets):
             self._batch.clear(rows)
-            forward(*self._batch.first(rows))  # lazy set-up of libraries must not be recorded
+            self._step(rows)  # lazy set-up of libraries must not be recorded
             if memory is None:
                 with never_waiting():
-                    forward(*self._batch.first(rows))
+                    self._step(rows)
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory):
-                hidden, features = forward(*self._batch.first(rows))
+                output = self._step(rows)
             memory = memory or graph.pool()
-            self._graphs[rows] = graph, hidden, features
+            self._graphs[rows] = graph, output
         log.info("%d CUDA graphs recorded in %.1f s", len(self._graphs), time.perf_counter() - started)
 
     def holds(self, batch: VerifyBatch) -> bool:
         """Whether `run` can take this batch."""
         return self._batch.holds(batch)
 
-    def run(self, batch: VerifyBatch) -> tuple[Tensor, Tensor]:
-        """hidden [T, d] and features [T, F] of a batch on this device. The next call overwrites both."""
+    def run(self, batch: VerifyBatch) -> Output:
+        """The step of a batch that it holds, its tensors on the host or this device. The next call overwrites the output."""
         n = len(batch.tokens)
         rows = next(size for size in self._buckets if size >= n)
         self._batch.fill(batch, rows)
-        graph, hidden, features = self._graphs[rows]
+        graph, output = self._graphs[rows]
         graph.replay()
-        return hidden[:n], features[:n]
+        return output.first(n)
+
+    def _step(self, rows: int) -> Output:
+        hidden, features = self._model.forward(*self._batch.first(rows))
+        if rows > self._logit_rows:
+            return Output(hidden, features)
+        logits = self._model.logits(hidden)
+        return Output(hidden, features, True, logits, None if logits is None else greedy(logits))

@@ -120,7 +120,7 @@ class HFTarget:
         return self.pool
 
     def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """See `steps.Model`."""
+        """See `model.Model`."""
         step = _Step(self.pool, slots, rows)
         hidden = self._decoder(
             input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, ddtree=step
@@ -130,7 +130,7 @@ class HFTarget:
         return hidden, torch.cat(kept, dim=-1) if kept else hidden[:, :0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `steps.Model`."""
+        """See `model.Model`."""
         logits: Tensor = self._lm_head(hidden)
         return logits
 

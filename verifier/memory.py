@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ddtree.verifier.graphs import FixedBatch, StepSizes
+from ddtree.verifier.model import Model
 from ddtree.verifier.pool import Pool
-from ddtree.verifier.steps import Model
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20

@@ -23,37 +23,36 @@ def all_greedy(rows: SamplingRows) -> bool:
     return bool(_greedy(rows).all())
 
 
-def sample(
-    logits: Tensor,
-    positions: Tensor,
-    rows: SamplingRows,
-    noise: KeyedNoise | None = None,
-    *,
-    greedy: bool = False,
-) -> Tensor:
+def greedy(logits: Tensor) -> Tensor:
+    """[M] int32: each row's most probable token, the lowest of equal ones; -1 where a logit of the row is NaN or infinite.
+
+    Waits for no device. logits: [M, V], any float type.
+    """
+    logits = logits.float()
+    finite = torch.isfinite(logits.amax(-1)) & torch.isfinite(logits.amin(-1))
+    return torch.where(finite, _argmax(logits), -1).int()
+
+
+def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNoise | None = None) -> Tensor:
     """Draw one token per row.
 
     Args:
         logits: [M, V], any float type; row m belongs to `rows`' entry m (`rows.row` is not used).
         positions: [M] absolute position of the token to draw: the row's own position + 1.
         noise: cache of noise rows for this V; None computes them afresh, with the same result.
-        greedy: the caller knows that all rows are; on a GPU nobody then waits for the device to find out.
     Returns: [M] int32; -1 where a logit of the row is NaN or infinite.
     """
-    logits = logits.float()
     if not len(logits):
         return torch.empty(0, dtype=torch.int32, device=logits.device)
-    finite = torch.isfinite(logits.amax(-1)) & torch.isfinite(logits.amin(-1))
-    y = _argmax(logits)
-    if greedy:
-        return torch.where(finite, y, -1).int()
-    drawn = (finite & ~_greedy(rows)).nonzero().squeeze(1)
+    logits = logits.float()
+    y = greedy(logits)
+    drawn = ((y >= 0) & ~_greedy(rows)).nonzero().squeeze(1)
     if len(drawn):
         x = _take(logits, drawn) / rows.temperature[drawn, None]
         seed, position = rows.seed[drawn].long(), positions[drawn].long()
         top_k, top_p = rows.top_k[drawn].long(), rows.top_p[drawn].double()
-        y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device))
-    return torch.where(finite, y, -1).int()
+        y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device)).int()
+    return y
 
 
 def _greedy(rows: SamplingRows) -> Tensor:

@@ -12,7 +12,7 @@ Message = TypeVar("Message")
 
 
 def to_device(message: Message, device: torch.device) -> Message:
-    """`message`, a dataclass of tensors, other values and such dataclasses, with every tensor on `device`.
+    """`message`, a dataclass or tuple of tensors, other values and such messages, with every tensor on `device`.
 
     Tensors that are there already are taken as they are. The others travel through one pinned buffer, which torch gives
     to nobody else before the copy is done; the host does not wait.
@@ -33,6 +33,8 @@ def to_device(message: Message, device: torch.device) -> Message:
 def _tensors(message: Any) -> list[Tensor]:
     if isinstance(message, Tensor):
         return [message]
+    if isinstance(message, tuple):
+        return [tensor for part in message for tensor in _tensors(part)]
     if not is_dataclass(message):
         return []
     return [tensor for field in fields(message) if field.init for tensor in _tensors(getattr(message, field.name))]
@@ -41,6 +43,8 @@ def _tensors(message: Any) -> list[Tensor]:
 def _replace(message: Any, arrived: dict[int, Tensor]) -> Any:
     if isinstance(message, Tensor):
         return arrived.get(id(message), message)
+    if isinstance(message, tuple):
+        return tuple(_replace(part, arrived) for part in message)
     if not is_dataclass(message) or isinstance(message, type):
         return message
     return replace(message, **{f.name: _replace(getattr(message, f.name), arrived) for f in fields(message) if f.init})

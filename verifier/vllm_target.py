@@ -208,14 +208,14 @@ class VLLMTarget:
         return self._steps.run(batch)
 
     def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """See `steps.Model`."""
+        """See `model.Model`."""
         step = _Step(rows, num_actual_tokens=len(tokens), num_decode_tokens=len(tokens))
         hidden, kept = self._model.forward(tokens.long(), positions.long(), slots, step)
         outputs = {**dict(zip(self._kept, kept, strict=True)), self._last: hidden}
         return hidden, torch.cat([outputs[i] for i in self.feature_layers] or [hidden[:, :0]], dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """See `steps.Model`."""
+        """See `model.Model`."""
         logits = self._model.logits(hidden)
         return None if self.rank else logits
 

@@ -157,9 +157,11 @@ def test_a_replayed_graph_equals_the_forward(wide: HFTarget) -> None:
         fixed.fill(batch, rows)
         hidden, features = wide.forward(*fixed.first(rows))
         keep = real_rows(batch)
-        replayed, replayed_features = graphs.run(batch)
-        assert torch.equal(replayed[keep], hidden[:n][keep])
-        assert torch.equal(replayed_features[keep], features[:n][keep])
+        output = graphs.run(batch)
+        assert torch.equal(output.hidden[keep], hidden[:n][keep])
+        assert torch.equal(output.features[keep], features[:n][keep])
+        assert torch.equal(output.logits[keep], wide.logits(hidden)[:n][keep])
+        assert torch.equal(output.greedy[keep], output.logits[keep].float().argmax(-1).int())
         h.release(*(piece.sequence for piece in pieces))
 
 
