@@ -8,11 +8,12 @@ gathered where they are, and prompt rows beside it go there in one copy; the res
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ddtree.deployments.requests import SamplingParams
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
@@ -80,7 +81,7 @@ def lay_out(
         seq_len=_int32(computed),
         page_table=table,
         page_size=page_size,
-        causal=torch.arange(len(entries)) >= trees,
+        causal=torch.from_numpy(np.arange(len(entries)) >= trees),
         ancestors=ancestors,
     )
     slots = _slots(table, computed, counts, [s.stored for s in sequences], page_size, scratch_page)
@@ -92,8 +93,10 @@ def lay_out(
 
 def page_table(sequences: list[Sequence]) -> Tensor:
     """[S, P] int32, padded with page 0, which is never read past a sequence's end."""
-    width = max((len(s.pages) for s in sequences), default=0)
-    return torch.tensor([s.pages + [0] * (width - len(s.pages)) for s in sequences], dtype=torch.int32)
+    table = np.zeros((len(sequences), max((len(s.pages) for s in sequences), default=0)), np.int32)
+    for row, sequence in zip(table, sequences, strict=True):
+        row[: len(sequence.pages)] = sequence.pages
+    return torch.from_numpy(table)
 
 
 def _nodes(tree: DraftTree, budgets: list[int]) -> Tensor | None:
@@ -125,24 +128,25 @@ def _slots(
     table: Tensor, computed: list[int], counts: list[int], stored: list[int], page_size: int, scratch_page: int
 ) -> Tensor:
     """Row i of a sequence goes to its slot computed + i: flat index page * page_size + offset, [T] int64."""
-    at = torch.cat([torch.arange(start, start + n) for start, n in zip(computed, counts, strict=True)])
-    sequence = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    page = torch.where(at < torch.tensor(stored)[sequence], scratch_page, table[sequence, at // page_size].long())
-    return page * page_size + at % page_size
+    at = np.concatenate([np.arange(start, start + n) for start, n in zip(computed, counts, strict=True)])
+    sequence = np.repeat(np.arange(len(counts)), counts)
+    page = np.where(at < np.array(stored)[sequence], scratch_page, table.numpy()[sequence, at // page_size])
+    return torch.from_numpy(page * page_size + at % page_size)
 
 
 def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[int]) -> SamplingRows:
-    rows = list(range(offsets[trees])) + [offsets[i + 1] - 1 for i in drawn]
-    params: list[SamplingParams] = []
-    for i in range(trees):
-        params += [entries[i].sequence.request.sampling] * (offsets[i + 1] - offsets[i])
-    params += [entries[i].sequence.request.sampling for i in drawn]
+    counts = np.diff(offsets[: trees + 1]).tolist() + [1] * len(drawn)
+    params = [entries[i].sequence.request.sampling for i in [*range(trees), *drawn]]
+
+    def each(values: list[Any], dtype: Any) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype), counts))
+
     return SamplingRows(
-        row=_int32(rows),
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        top_k=_int32([p.top_k for p in params]),
-        seed=torch.tensor([p.seed for p in params], dtype=torch.int64),
+        row=_int32([*range(offsets[trees]), *(offsets[i + 1] - 1 for i in drawn)]),
+        temperature=each([p.temperature for p in params], np.float32),
+        top_p=each([p.top_p for p in params], np.float32),
+        top_k=each([p.top_k for p in params], np.int32),
+        seed=each([p.seed for p in params], np.int64),
     )
 
 
@@ -161,4 +165,4 @@ def _commit(sequences: list[Sequence]) -> Commit | None:
 
 
 def _int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+    return torch.from_numpy(np.array(values, np.int32))

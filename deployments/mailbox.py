@@ -20,7 +20,6 @@ from ddtree.deployments import shared_memory, wire
 
 ALIGNMENT = 256  # bytes; what the widest loads of a kernel want
 INLINE = 4096  # bytes; a CPU tensor below this travels in the letter
-NOT_IN_NUMPY = (torch.bfloat16,)  # what cannot travel there
 WRITING = 0  # in the header: the half is being written; messages count from 1
 
 Spot = tuple[int, tuple[int, ...], torch.dtype]  # bytes from the start of the half, shape, dtype
@@ -115,7 +114,7 @@ class Outbox:
         """Whether the tensor lies on the arena's device and is better off in the arena."""
         if tensor.device != self.arena.data.device:
             return False
-        return tensor.is_cuda or tensor.dtype in NOT_IN_NUMPY or _bytes(tensor) >= INLINE
+        return tensor.is_cuda or _bytes(tensor) >= INLINE
 
 
 class Inbox:

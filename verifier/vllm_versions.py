@@ -181,17 +181,23 @@ def load(
 
 
 def _make_plausible(model: Any) -> None:
-    """vLLM's dummy weights are all near 0, the norms' too, so that one bias would send every row to the same experts."""
+    """vLLM's dummy weights are all near 0, the norms' too, so that one bias would send every row to the same experts. The
+    ends are as the hf backend makes them: token i is followed by i + 1 (on each rank's part of the vocabulary)."""
     import torch
 
-    for name, parameter in model.named_parameters():
+    parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+    for name, data in parameters.items():
+        generator = torch.Generator(data.device).manual_seed(0)  # the same on every rank
         if name.endswith("e_score_correction_bias"):
-            parameter.data.zero_()
+            data.zero_()
         elif "norm" in name:
-            parameter.data.fill_(1)
+            data.fill_(1)
         elif name.endswith("gate.weight"):
-            generator = torch.Generator(parameter.device).manual_seed(0)  # the same on every rank
-            parameter.data.normal_(0, 0.02, generator=generator)
+            data.normal_(0, 0.02, generator=generator)
+        elif name.endswith("embed_tokens.weight"):
+            data.normal_(0, 8, generator=generator)
+            for head in (other for name, other in parameters.items() if name.endswith("lm_head.weight")):
+                torch.div(data.roll(1, 0), 400, out=head)
 
 
 def _forget_names(rank: int) -> None:

@@ -94,9 +94,7 @@ def test_what_is_too_large_to_write_is_made_by_who_loads_it(tmp_path: Path, monk
     found = models.find(config(tmp_path))
     assert found.drafter and found.drafter_dir
     assert not [*tmp_path.rglob("*.safetensors")]
-    drawn = first_step(found.target.model_dir)
-    assert len(drawn) == 3 and drawn.min() >= 0
-    assert first_step(found.target.model_dir).tolist() == drawn.tolist()
+    assert first_step(found.target.model_dir).tolist() == [41, 42, 43], "decided by a wide margin"
     Drafter(found.drafter_dir, found.target.model_dir, dtype=torch.float32, top_k=4)
 
 
