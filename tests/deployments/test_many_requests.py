@@ -49,7 +49,6 @@ def test_no_page_leaks_and_every_output_is_its_own(verifier: LocalVerifier) -> N
     asked = conversations(rng, verifier)
     answers = {name: [*r.prompt_ids, *answer] for name, (r, answer) in asked.items()}
     engine = Engine(verifier)
-    pages = engine.scheduler.pages
     for i in range(2):
         engine.loop.add_drafter(Guesser(f"d{i}", answers, seed=i))
     unsent, cancelled = [r for r, _ in reversed(asked.values())], set()
@@ -67,7 +66,7 @@ def test_no_page_leaks_and_every_output_is_its_own(verifier: LocalVerifier) -> N
             drafter.dead = True  # found out in this round
             engine.loop.add_drafter(Guesser(f"late{i}", answers, seed=i))
         verifier.fail_next = i % 97 == 96
-        held = {page for sequence in running for page in sequence.pages}
+        held, pages = {page for sequence in running for page in sequence.pages}, engine.scheduler.pages
         assert len(held) + pages.free_pages == pages.pages
 
     while unsent:

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ddtree.kernels import AcceptedPath
-from ddtree.verifier import steps
 from ddtree.verifier.backends import load_target
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import _cpu_flags
@@ -46,15 +45,15 @@ KINDS = ("qwen3",) if DEVICE == "cuda" else ("qwen3", "qwen3_moe", "deepseek_v3"
 RANK = """
 import pickle, sys
 from multiprocessing.connection import Connection
-from ddtree.verifier import backends, steps
+from ddtree.verifier import backends
 
 connection, ranks, options = Connection(int(sys.argv[1])), backends.Ranks(int(sys.argv[2]), 2, sys.argv[3]), sys.argv[4]
-sample, seen = steps.sample, []
-steps.sample = lambda logits, *rest, **more: seen.append(logits) or sample(logits, *rest, **more)
+seen = []
 while True:  # until the parent closes its end
     asked = pickle.loads(connection.recv_bytes())
     if isinstance(asked, str):
         target = backends.load_target("vllm", asked, ranks=ranks, dtype="float32", **eval(options))
+        target.logits = lambda hidden, of=target.logits: seen.append(of(hidden)) or seen[-1]
         answer = [tuple(cache.shape) for cache in target.pool.caches]
     else:
         seen.clear()
@@ -70,17 +69,17 @@ class InProcess:
         self.target = load_target("vllm", str(model_dir), dtype=dtype, **OPTIONS)
         self.info, self.pool, self.feature_layers = self.target.info, self.target.pool, FEATURES
         self.logits: Tensor
+        logits = self.target.logits
+
+        def keep(hidden: Tensor) -> Tensor:
+            scored = logits(hidden)
+            self.logits = scored.cpu()
+            return scored
+
+        self.target.logits = keep
 
     def step(self, batch: VerifyBatch) -> VerifyResult:
-        def keep(logits: Tensor, *rest: object, **more: object) -> Tensor:
-            self.logits = logits.cpu()
-            return sample(logits, *rest, **more)
-
-        steps.sample = keep
-        try:
-            return self.target.step(batch)
-        finally:
-            steps.sample = sample
+        return self.target.step(batch)
 
 
 class TwoProcesses:
