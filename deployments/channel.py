@@ -62,6 +62,8 @@ class Server:
     def _answer(self, method: str, args: tuple[Any, ...]) -> Answer:
         try:
             return Answer(self._handle(method, *args))
+        except ConnectionError:  # this process is ending: the caller is to see that, not a failed call
+            raise
         except Exception as error:
             log.exception("call of %s failed", method)
             return Answer(error=f"{type(error).__name__}: {error}")

@@ -154,6 +154,9 @@ class ApiConfig(Section):
     default_max_tokens: int = Field(
         16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it."
     )
+    resubmit_s: float = Field(
+        120, gt=0, description="So long a request waits for a router: for its first, and for another when it died."
+    )
 
 
 class HardwareConfig(Section):

@@ -75,11 +75,20 @@ class DrafterActor(MailActor):
     def pid(self) -> int:
         return os.getpid()
 
+    def sequences(self) -> int:
+        """Sequences whose context is held."""
+        return self._thread.run(lambda: self._drafter.sequences)
+
+    def load(self) -> tuple[float, int]:
+        """Seconds that it has computed so far, and the sequences whose context it holds: what autoscaling goes by."""
+        return self._thread.busy_seconds, self.sequences()
+
     def draft(self, items: list[DraftItem], verified: VerifyResult | None, to_host: bool) -> Candidates:
         """Feed the items' new context rows and draft for those with a bonus. Returned as an RDT object, unless `to_host`."""
         return self._thread.run(_complete, to_host, self._draft, items, verified)
 
-    def release(self, sequences: list[str]) -> None:
+    def release(self, sequences: list[str] | None) -> None:
+        """Forget the contexts of these sequences; None: of all."""
         self._thread.run(self._drafter.release, sequences)
 
     def _draft(self, items: list[DraftItem], verified: VerifyResult | None) -> Candidates:

@@ -7,6 +7,7 @@ the parts of a forward, and a step takes twice as long (docs/experiments.md). On
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -16,10 +17,23 @@ T = TypeVar("T")
 
 
 class DeviceThread:
-    """Runs calls one after another on a thread of its own; the caller waits and gets the result or the exception."""
+    """Runs calls one after another on a thread of its own; the caller waits and gets the result or the exception, and
+    ConnectionAbortedError where the process is ending."""
 
     def __init__(self) -> None:
+        self.busy_seconds = 0.0  # spent in calls so far, loading included
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="device")
 
     def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._executor.submit(call, *args, **kwargs).result()
+        def timed() -> T:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.busy_seconds += time.perf_counter() - begin
+
+        try:
+            future = self._executor.submit(timed)
+        except RuntimeError as error:  # no thread takes a call any more
+            raise ConnectionAbortedError("the process is ending") from error
+        return future.result()

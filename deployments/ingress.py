@@ -1,51 +1,19 @@
 """Ingress: the HTTP edge as a Serve deployment. Holds the tokenizer and the API app, no state of a request beyond its stream.
 
-The app itself is in api/app.py and knows no Ray; here it is given an engine that is a handle to the Router deployment.
+The app itself is in api/app.py and knows no Ray; here it is given its engine, a client of the Router deployment.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.api.app import ApiSettings, create_app
-from ddtree.deployments.api.errors import NotReady
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.models import Models
-from ddtree.deployments.requests import Delta, GenerationRequest
-
-
-class RouterEngine:
-    """The engine behind the API: a Router replica."""
-
-    def __init__(self, router: DeploymentHandle) -> None:
-        self._generate = router.options(stream=True).generate
-        self._status = router.status
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Deltas of a request; closing the iterator cancels it."""
-        deltas = self._generate.remote(request)
-        finished = False
-        try:
-            async for delta in deltas:
-                finished = delta.finish_reason is not None
-                yield delta
-        except RayTaskError as error:
-            raise (error.cause or error) from None
-        finally:
-            if not finished:
-                deltas.cancel()
-
-    async def health(self) -> dict[str, Any]:
-        """The router's figures; raises when its round loop does not move or it has no verifier (yet)."""
-        status: dict[str, Any] = await self._status.remote()
-        if not status["verifier_connected"]:
-            raise NotReady("the target is loading")
-        return status
+from ddtree.deployments.router_client import RouterEngine
 
 
 @serve.deployment(
@@ -60,7 +28,7 @@ class Ingress:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(models.target.model_dir)
-        self._engine = RouterEngine(router)
+        self._engine = RouterEngine(router, config.api.resubmit_s)
         self._settings = ApiSettings(
             model=models.served_name,
             context_length=models.max_context,

@@ -53,7 +53,9 @@ class Links:
         return ObjectVerifier(ranks, near, timeout_s)
 
     def drafter(self, drafter_id: str, actor: ActorHandle) -> DrafterPeer:
+        """The drafter then holds no context: what it had was for a router that is gone, or for this one before it forgot it."""
         timeout_s = self._config.drafter.timeout_s
+        ray.get(actor.release.remote(None), timeout=timeout_s)
         mapped = self._config.drafter.device == self._config.verifier.device and self._near(actor, timeout_s)
         if self._mail and mapped:
             return MailDrafter(drafter_id, actor, timeout_s)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
 from ddtree.deployments.requests import Delta
 from ddtree.deployments.scheduler import Entry, Scheduler
@@ -65,6 +66,8 @@ class Totals:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     fallbacks: int = 0  # decoding rounds of a sequence that wanted a draft and had none
+    moves: int = 0  # of running sequences to a drafter, or from one to another
+    moved_rows: int = 0  # tokens that were run through the target again for them
 
 
 @dataclass
@@ -93,6 +96,7 @@ class RoundLoop:
         self.scheduler = scheduler
         self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
         self.drafters: dict[str, DrafterPeer] = {}
+        self._leaving: dict[str, Callable[[], Any]] = {}  # those of them that draft until others have their sequences
         self.totals = Totals()
         self._emit, self._device = emit, torch.device(device)
         self._features: Any = None  # reference to the last verify result
@@ -104,12 +108,20 @@ class RoundLoop:
         self.drafters[drafter.id] = drafter
         log.info("drafter %s joined, %d in all", drafter.id, len(self.drafters))
 
+    def retire_drafter(self, drafter_id: str, gone: Callable[[], Any]) -> None:
+        """It is about to leave: it drafts on while its sequences are handed to others, then it is forgotten and `gone` called."""
+        if drafter_id in self.drafters:
+            self._leaving[drafter_id] = gone
+        else:
+            gone()
+
     def forget_drafter(self, drafter_id: str, why: str) -> None:
         """Its sequences go on with root-only trees until another drafter has their context."""
         if self.drafters.pop(drafter_id, None) is None:
             return
+        self._leaving.pop(drafter_id, lambda: None)()
         log.warning("drafter %s forgotten: %s; %d left", drafter_id, why, len(self.drafters))
-        for sequence in self.scheduler.running:
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             if sequence.drafter == drafter_id:
                 sequence.forget_drafter()
 
@@ -163,19 +175,18 @@ class RoundLoop:
         return value
 
     def _assign_drafters(self) -> None:
-        if not self.drafters:
-            return
-        load = dict.fromkeys(self.drafters, 0)
-        for sequence in self.scheduler.running:
-            if sequence.drafter in load:
-                load[sequence.drafter] += 1
-        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
-            if sequence.drafter is None and sequence.request.budget > 0 and not sequence.cancelled:
-                self._new_context.pop(sequence.id, None)  # meant for another drafter
-                sequence.drafter = min(load, key=load.__getitem__)
-                load[sequence.drafter] += 1
-                if sequence.computed:
-                    self.scheduler.rebuild_context(sequence)
+        for sequence, drafter in assign(self.scheduler, [name for name in self.drafters if name not in self._leaving]):
+            if sequence.drafter:
+                self._release(sequence)
+            self._new_context.pop(sequence.id, None)  # meant for another drafter
+            sequence.drafter, sequence.context, sequence.restart = drafter, 0, True
+            if sequence.computed:
+                self.totals.moves += 1
+                self.totals.moved_rows += self.scheduler.rebuild_rows(sequence)
+                self.scheduler.rebuild_context(sequence)
+        held = {sequence.drafter for sequence in self.scheduler.running}
+        for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
+            self.forget_drafter(drafter, "it left")
 
     def _draft(self, work: Round) -> tuple[Tensor, Tensor] | None:
         """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 import time
@@ -65,13 +66,15 @@ class RouterActor:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._heartbeat = time.monotonic()
         self._connected = False  # to a verifier whose weights are loaded
+        self._joining: set[str] = set()  # drafters that are met, but with no round yet
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
         self._thread.start()
 
     # -- called by the Router replica ------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Tokens of a request, one delta a round. Raises what ended it early; `cancel` ends it from outside."""
+        """Tokens of a request, one delta a round, after an empty one that says that this router has it. Raises what ended
+        it early; `cancel` ends it from outside."""
         from ddtree.deployments.sequence import Sequence
 
         self._event_loop = asyncio.get_running_loop()
@@ -80,6 +83,7 @@ class RouterActor:
         sequence = Sequence(request, time.monotonic())
         self._inbox.put(lambda: self._admit(sequence))
         try:
+            yield Delta(())
             while True:
                 delta = await outbox.get()
                 if isinstance(delta, Exception):
@@ -98,19 +102,31 @@ class RouterActor:
 
     async def register_drafter(self, drafter_id: str, actor: ActorHandle) -> None:
         """A drafter is healthy. Harmless to repeat."""
-        if drafter_id in self._loop.drafters:
+        if drafter_id in self._loop.drafters or drafter_id in self._joining:
             return
-        drafter = await asyncio.to_thread(self._links.drafter, drafter_id, actor)
+        self._joining.add(drafter_id)
+        try:
+            drafter = await asyncio.to_thread(self._links.drafter, drafter_id, actor)
+        except BaseException:
+            self._joining.remove(drafter_id)
+            raise
 
         def join() -> None:
-            if drafter_id not in self._loop.drafters:
-                self._loop.add_drafter(drafter)
+            self._loop.add_drafter(drafter)
+            self._joining.remove(drafter_id)
 
         self._inbox.put(join)
 
     async def deregister_drafter(self, drafter_id: str) -> None:
-        """A drafter drains or is gone. Harmless to repeat."""
-        self._inbox.put(lambda: self._loop.forget_drafter(drafter_id, "it left"))
+        """A drafter is about to leave. Returns when its sequences are with others, or have none. Harmless to repeat."""
+        event_loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        self._inbox.put(
+            lambda: self._loop.retire_drafter(drafter_id, lambda: event_loop.call_soon_threadsafe(gone.set))
+        )
+        await gone.wait()
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def status(self) -> dict[str, Any]:
         """Figures for health and people. Raises RuntimeError when the round thread is dead or stuck."""

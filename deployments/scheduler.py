@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from ddtree.deployments.sequence import Sequence
 from ddtree.verifier.pages import OutOfPages, PageAllocator, page_keys
@@ -85,8 +86,25 @@ class Scheduler:
     def rebuild_context(self, sequence: Sequence) -> None:
         """Have the last tokens computed once more, as a prompt is: their features give a new drafter its context."""
         sequence.stored = max(sequence.stored, sequence.computed)
-        sequence.computed = min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
+        sequence.computed = self._window_start(sequence)
         sequence.context, sequence.restart = sequence.computed, True
+
+    def rebuild_rows(self, sequence: Sequence) -> int:
+        """Prompt rows that `rebuild_context` adds to the next steps."""
+        again = sequence.computed - self._window_start(sequence)
+        return again + (1 if again and sequence.decoding else 0)
+
+    def free_rows(self) -> int:
+        """Prompt rows that the next step has left. Negative where prompts want more than there are."""
+        return self.limits.prefill_rows - sum(s.pending for s in self.next_up() if not s.decoding)
+
+    def next_up(self) -> list[Sequence]:
+        """Who takes part in the next step, as far as pages allow: those running, and those waiting that will join them."""
+        room = max(0, self.limits.max_sequences - len(self.running))
+        return [*self.running, *islice(self.waiting, room)]
+
+    def _window_start(self, sequence: Sequence) -> int:
+        return min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
 
     def plan(self) -> list[Entry]:
         """The entries of the next step, decoding ones first. Their pages are allocated."""

@@ -70,9 +70,9 @@ class Sequence:
         return self.request.max_tokens - self.generated
 
     def restart_prefill(self) -> None:
-        """Its KV rows are gone: compute everything again from the tokens."""
+        """Its KV rows are gone: compute everything again from the tokens, and feed its drafter anew."""
         self.computed, self.stored, self.kept, self.accepted = 0, 0, 0, None
-        self.forget_drafter()
+        self.context, self.restart = 0, True
 
     def forget_drafter(self) -> None:
         """Go on without a draft; the next drafter starts from nothing."""

@@ -78,9 +78,9 @@ class Drafter:
         """Sequences whose context is held."""
         return len(self._contexts.ends())
 
-    def release(self, sequences: Iterable[str]) -> None:
-        """Forgets sequences. One that is not held is no error: a drafter may have joined after it began."""
-        self._contexts.release(sequences)
+    def release(self, sequences: Iterable[str] | None) -> None:
+        """Forgets sequences, None: all. One that is not held is no error: a drafter may have joined after it began."""
+        self._contexts.release(self._contexts.ends() if sequences is None else sequences)
 
     @torch.inference_mode()
     def draft(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> Candidates:

@@ -69,7 +69,7 @@ class SyntheticDrafter:
     def sequences(self) -> int:
         return self._drafter.sequences
 
-    def release(self, sequences: Iterable[str]) -> None:
+    def release(self, sequences: Iterable[str] | None) -> None:
         self._drafter.release(sequences)
 
     @torch.inference_mode()

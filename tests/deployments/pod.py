@@ -82,6 +82,14 @@ class Pod:
     group: Any
     drafters: dict[str, Any] = field(default_factory=dict)
 
+    def replace_router(self) -> None:
+        """End the router and make another, which the drafters come to know."""
+        ray.kill(self.router)
+        self.router = make_router(self.config, self.models, self.group)
+        for name, drafter in self.drafters.items():
+            ray.get(self.router.register_drafter.remote(name, drafter), timeout=WAIT_S)
+        self.wait(lambda status: status["verifier_connected"] and status["drafters"] == sorted(self.drafters))
+
     def add_drafter(self) -> Any:
         drafter: Any = make(DrafterActor, self.config, self.models, num_gpus=self.config.drafter.num_gpus)
         name = f"drafter{len(self.drafters)}"
@@ -127,6 +135,10 @@ class Pod:
         return [answers[i] for i in range(len(requests))]
 
 
+def make_router(config: AppConfig, models: Models, group: ActorHandle) -> Any:
+    return make(RouterActor, config, models, Handle(group), num_gpus=config.drafter.num_gpus)
+
+
 def start(folder: Path, device: str = "cpu", hidden_size: int = 32, **changes: Any) -> Pod:
     """A pod without drafters. `changes` are sections of the configuration, or single values."""
     target, drafter = make_target(folder / "target", hidden_size), make_drafter(folder / "drafter", hidden_size)
@@ -145,7 +157,6 @@ def start(folder: Path, device: str = "cpu", hidden_size: int = 32, **changes: A
     config = AppConfig.parse(sections)
     models = Models(TargetInfo.read(target), "tiny", 512, DrafterInfo.read(drafter), drafter)
     group = Group.remote(config, models)  # type: ignore[attr-defined]
-    router = make(RouterActor, config, models, Handle(group), num_gpus=config.drafter.num_gpus)
-    pod = Pod(config, models, router, group)
+    pod = Pod(config, models, make_router(config, models, group), group)
     pod.wait(lambda status: bool(status["verifier_connected"]))
     return pod

@@ -24,6 +24,8 @@ def handle(method, *args):
         time.sleep(*args)
     if method == "raise":
         raise ValueError("no such thing")
+    if method == "end":
+        raise ConnectionAbortedError("the process is ending")
     return args
 
 Server(pathlib.Path(sys.argv[1]), handle)
@@ -59,6 +61,12 @@ def test_values_and_errors_come_back(server: Started) -> None:
         call(caller, "raise")
     large = bytes(3_000_000)
     assert call(caller, "echo", large) == (large,), "and the connection is still good"
+
+
+def test_an_end_in_good_order_is_no_failed_call(server: Started) -> None:
+    with pytest.raises(ConnectionResetError):
+        call(Caller(server[0], 10), "end")
+    assert call(Caller(server[0], 10), "echo") == ()
 
 
 def test_a_death_is_known_at_once(server: Started) -> None:

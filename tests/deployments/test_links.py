@@ -91,3 +91,24 @@ def test_a_verifier_that_dies_is_met_anew(pod: Pod) -> None:
     tokens, last = pod.ask(replace(asked, request_id="verifier-again"))
     assert tokens == plain and last.stats and last.stats.fallback_rounds == 0, "drafters read the new one's features"
     assert pod.status()["accepted_tokens"] > before
+
+
+def test_a_router_that_dies_leaves_nothing_behind(pod: Pod) -> None:
+    """The contexts of its sequences, which nobody is left to release."""
+    for name in [name for name in pod.drafters if name not in pod.status()["drafters"]]:
+        del pod.drafters[name]  # killed by a test
+    (drafter,) = pod.drafters.values()
+    asked = request("router", [4, 3, 2], 120, 16)
+    plain = pod.ask(replace(asked, request_id="router-plain", budget=0))[0]
+
+    def strike(tokens: int) -> None:
+        if tokens > 20:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        pod.ask(asked, strike)
+    assert ray.get(drafter.sequences.remote()) == 1
+    pod.replace_router()
+    assert ray.get(drafter.sequences.remote()) == 0
+    tokens, last = pod.ask(asked)
+    assert tokens == plain and last.stats and last.stats.fallback_rounds == 0

@@ -1,0 +1,105 @@
+"""The engine behind the API: Router replicas behind a Serve handle, and a request that outlives any of them.
+
+Where a router dies its requests go to the one that replaces it, for what they have not delivered yet (delivery.py). An error of
+a request itself is raised as it is. Nothing waits for ever: a router takes a request in time or it fails. Knows no HTTP and no
+text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.serve.handle import DeploymentHandle
+
+from ddtree.deployments.api.errors import NotReady
+from ddtree.deployments.delivery import Delivery
+from ddtree.deployments.requests import Delta, GenerationRequest
+
+log = logging.getLogger("ray.serve")
+LOST = (RayActorError, WorkerCrashedError, ObjectLostError)  # what the death of a router, or of its node, raises
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between tries, doubled each time
+MAX_LOSSES = 5  # with no token in between: a request that kills routers must not go on
+STATUS_S = 15
+
+
+class RouterEngine:
+    """What the API calls its engine."""
+
+    def __init__(self, router: DeploymentHandle, resubmit_s: float) -> None:
+        """`resubmit_s`: so long a request waits for a router to take it, at first and whenever it has lost its own."""
+        self._generate = router.options(stream=True).generate
+        self._status = router.status
+        self._resubmit_s = resubmit_s
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas of a request; closing the iterator cancels it. Raises NotReady where no router takes it in time, and what a
+        router raises of the request itself."""
+        delivery, losses = Delivery(request), 0
+        while True:
+            deltas, finished = await self._submit(delivery), False
+            try:
+                async for delta in deltas:
+                    finished, losses = delta.finish_reason is not None, 0
+                    yield delivery.take(delta)
+                    if finished:
+                        return
+                return
+            except Exception as error:
+                losses += 1
+                if not _lost(error):
+                    raise _cause(error) from None
+                if losses == MAX_LOSSES:
+                    raise NotReady(f"{losses} routers in turn were lost while they served this request") from None
+                log.warning("request %s lost its router after %d tokens", request.request_id, len(delivery.token_ids))
+            finally:
+                if not finished:
+                    deltas.cancel()
+
+    async def _submit(self, delivery: Delivery) -> Any:
+        """The stream of a router that has taken the rest of a request."""
+        deadline, pause = time.monotonic() + self._resubmit_s, PAUSE_S
+        while True:
+            deltas, taken = self._generate.remote(delivery.rest()), False
+            try:
+                await asyncio.wait_for(anext(deltas), deadline - time.monotonic())  # empty: it says that it is there
+                taken = True
+                return deltas
+            except TimeoutError:
+                raise NotReady(f"no router took the request for {self._resubmit_s:g} s: try again later") from None
+            except Exception as error:
+                if not _lost(error):
+                    raise _cause(error) from None
+            finally:
+                if not taken:
+                    deltas.cancel()
+            await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def health(self) -> dict[str, Any]:
+        """The router's figures; raises when its round loop does not move, when it has no verifier (yet) or is not there."""
+        try:
+            status: dict[str, Any] = await asyncio.wait_for(_answer(self._status.remote()), STATUS_S)
+        except TimeoutError:
+            raise NotReady(f"no router has answered for {STATUS_S} s") from None
+        if not status["verifier_connected"]:
+            raise NotReady("the target is loading")
+        return status
+
+
+async def _answer(response: Any) -> Any:
+    return await response
+
+
+def _cause(error: Exception) -> Exception:
+    """What was raised in the other process."""
+    return error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
+
+
+def _lost(error: Exception) -> bool:
+    """Whether the router is gone, not the request at fault."""
+    return isinstance(error, LOST) and not isinstance(error, RayTaskError)

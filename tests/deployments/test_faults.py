@@ -1,0 +1,216 @@
+"""The running service loses its router, and no client notices: every answer is the one of an undisturbed run, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray import serve
+
+from ddtree.deployments.api.errors import NotReady
+from ddtree.deployments.commands.prompts import read_prompts
+from ddtree.deployments.requests import Delta, GenerationRequest
+from ddtree.deployments.router_client import RouterEngine
+from ddtree.deployments.scheduler import QueueFull
+
+from ..conftest import REPOSITORY
+
+PROMPTS = read_prompts(REPOSITORY / "tests/data/prompts.jsonl", None)
+TALES = [f"Write a long story about {what}." for what in ("a lighthouse keeper", "two dragons", "the last train home")]
+LENGTH, TIMEOUT_S = 40, 90
+GREEDY, SEEDED = {"temperature": 0}, {"temperature": 0.9, "seed": 11}
+
+
+def body(prompt: str, budget: int, **more: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": prompt}], "max_tokens": LENGTH, "stream": True,
+        "stream_options": {"include_usage": True}, "ddtree": {"budget": budget, "return_token_ids": True}, **more,
+    }  # fmt: skip
+
+
+def stream(url: str, asked: dict[str, Any], at: Callable[[int], None] = lambda chunks: None) -> dict[str, Any]:
+    """What a streaming client got; `at` is called with the number of chunks so far."""
+    text, chunks, last, reason = "", 0, {}, None
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=TIMEOUT_S) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                text += choice["delta"].get("content", "")
+                reason = choice["finish_reason"] or reason
+            last |= {name: chunk[name] for name in ("usage", "ddtree") if chunk.get(name)}
+            chunks += 1
+            at(chunks)
+    return {"text": text, "reason": reason, **last}
+
+
+def whole(url: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """The same of a client that does not stream."""
+    asked = {**asked, "stream": False, "stream_options": None}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=TIMEOUT_S)
+    assert answer.status_code == 200, answer.text
+    got = answer.json()
+    choice = got["choices"][0]
+    figures = {"usage": got["usage"], "ddtree": got["ddtree"]}
+    return {"text": choice["message"]["content"], "reason": choice["finish_reason"], **figures}
+
+
+def seen(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """What may not depend on who served it."""
+    usage = {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    return answer["text"], answer["ddtree"]["token_ids"], answer["reason"], usage
+
+
+def check_figures(answer: dict[str, Any]) -> None:
+    figures = answer["ddtree"]
+    assert sum(figures["acceptance_histogram"]) == figures["rounds"]
+    assert sum(i * n for i, n in enumerate(figures["acceptance_histogram"])) == figures["accepted_tokens"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] <= answer["usage"]["prompt_tokens"]
+
+
+class Router:
+    """The pod's router, to be killed."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._handle = serve.get_deployment_handle("Router", "ddtree")
+
+    def pids(self) -> tuple[int, int]:
+        """Of the actor and of its replica."""
+        pids: tuple[int, int] = self._handle.pids.remote().result(timeout_s=60)
+        return pids
+
+    def health(self) -> dict[str, Any]:
+        status: dict[str, Any] = httpx.get(f"{self._url}/health", timeout=30).json()
+        return status
+
+    def wait(self, until: Callable[[dict[str, Any]], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not until(status := self.health()):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def router(server: str) -> Iterator[Router]:
+    ray.init(address="auto", log_to_driver=False)
+    yield Router(server)
+    ray.shutdown()
+
+
+def after(chunks: int, run: Callable[[], Any]) -> Callable[[int], None]:
+    """Run it when so many chunks came."""
+    return lambda n: run() if n == chunks else None
+
+
+def test_a_router_killed_twice_under_streams(server: str, router: Router) -> None:
+    """Greedy and seeded, drafted and not, with a stop string and without, and a client that waits for a whole answer. The
+    actor is killed first, the replica of the next one later."""
+    asked = [body(TALES[0], 16, **GREEDY), body(TALES[1], 0, **SEEDED), body(TALES[2], 16, **SEEDED)]
+    with ThreadPoolExecutor(3) as pool:
+        plain = list(pool.map(lambda one: stream(server, one), asked))
+    cut = plain[2]["text"][len(plain[2]["text"]) * 4 // 5 :][:6]
+    asked.append({**asked[2], "stop": [cut]})
+    plain.append(stream(server, asked[3]))
+    assert [one["reason"] for one in plain] == ["length", "length", "length", "stop"]
+    assert cut not in plain[3]["text"]
+    first, late = router.pids(), threading.Event()
+
+    def kill_the_next() -> None:
+        os.kill(router.pids()[1], signal.SIGKILL)
+        late.set()
+
+    with ThreadPoolExecutor(5) as pool:
+        running: list[Future[dict[str, Any]]] = [
+            pool.submit(stream, server, asked[0], after(8, lambda: os.kill(first[0], signal.SIGKILL))),
+            pool.submit(stream, server, asked[1], after(24, kill_the_next)),
+            *(pool.submit(stream, server, one) for one in asked[2:]),
+            pool.submit(whole, server, asked[0]),
+        ]
+        answers = [answer.result() for answer in running]
+    assert late.is_set() and not {*first} & {*router.pids()}
+    assert [seen(answer) for answer in answers] == [seen(one) for one in [*plain, plain[0]]]
+    for answer in answers:
+        check_figures(answer)
+    router.wait(lambda status: bool(status["drafters"]))
+    again = stream(server, {**asked[0], "max_tokens": 16})
+    assert again["ddtree"]["token_ids"] == plain[0]["ddtree"]["token_ids"][:16]
+    assert again["ddtree"]["accepted_tokens"] > 0, "the drafter serves the new router"
+
+
+def test_a_router_killed_in_a_prefill_and_a_client_that_leaves(server: str, router: Router) -> None:
+    """The prompt is begun anew; who leaves while no router is there is forgotten."""
+    prompt = " ".join(PROMPTS)[:6000]
+    asked = body(prompt, 16, **SEEDED, max_tokens=12) | {"ddtree": {"return_token_ids": True, "prefix_cache": False}}
+    plain = stream(server, asked)
+    killed, first_token = router.pids()[0], threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        leaving = body(TALES[0], 0, **GREEDY) | {"max_tokens": 400}
+        with httpx.stream("POST", f"{server}/v1/chat/completions", json=leaving, timeout=TIMEOUT_S) as other:
+            lines = other.iter_lines()
+            next(lines)
+            running = pool.submit(stream, server, asked, after(1, first_token.set))
+            router.wait(lambda status: status["running"] == 2)
+            os.kill(killed, signal.SIGKILL)
+            assert not first_token.is_set()
+        answer = running.result()
+    assert router.pids()[0] != killed
+    assert seen(answer) == seen(plain)
+    check_figures(answer)
+    router.wait(lambda status: not status["running"] and status["kv_pages"]["free"] == status["kv_pages"]["total"])
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Unwilling:
+    """A router that is full, or never takes a request."""
+
+    def __init__(self) -> None:
+        self._asked: list[str] = []
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        self._asked.append(request.request_id)
+        if request.request_id == "full":
+            raise QueueFull("no room")
+        if request.request_id == "damaged":
+            yield Delta(())
+            yield Delta((1,))
+            raise RuntimeError("not finite")
+        await asyncio.sleep(TIMEOUT_S)
+        yield Delta(())
+
+    async def status(self) -> list[str]:
+        return self._asked
+
+
+def test_what_is_the_requests_own_fault_is_not_tried_again(server: str, router: Router) -> None:
+    """Nor does a request wait for ever."""
+    handle = serve.run(Unwilling.bind(), name="unwilling", route_prefix=None)  # type: ignore[attr-defined]
+    engine = RouterEngine(handle, resubmit_s=1)
+
+    async def ask(name: str) -> list[Delta]:
+        return [delta async for delta in engine.generate(GenerationRequest(name, (1,), 3))]
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*map(ask, ("full", "damaged", "deaf")), return_exceptions=True)
+
+    try:
+        full, damaged, deaf = asyncio.run(all_of_them())
+        assert isinstance(full, QueueFull)
+        assert isinstance(damaged, RuntimeError) and str(damaged) == "not finite"
+        assert isinstance(deaf, NotReady) and "no router took the request for 1 s" in str(deaf)
+        assert sorted(handle.status.remote().result(timeout_s=30)) == ["damaged", "deaf", "full"]
+    finally:
+        serve.delete("unwilling")
