@@ -13,8 +13,15 @@ VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
+# The tests that start services wait most of the time; the others run beside them, on the second core.
+SERVICES := tests/deployments tests/benchmarks
 test: $(VENV)/.test lint types  ## install, lint, type-check, run all tests
-	$(BIN)/python -m pytest
+	@mkdir -p build
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(SERVICES)) > build/tests.log 2>&1 & others=$$!; \
+	trap "kill $$others" INT TERM; \
+	$(BIN)/python -m pytest $(SERVICES); services=$$?; \
+	wait $$others; others=$$?; cat build/tests.log; \
+	exit $$((services | others))
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
