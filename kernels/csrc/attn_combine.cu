@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "attn.cuh"
+#include "overlap.cuh"
 
 namespace kdtree {
 namespace {
@@ -76,9 +77,7 @@ __device__ void join(const AttnCall &call, const SequencePlan &plan, int row, in
 // A warp takes up to 256 columns of one row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ AttnCall call, int64_t parts) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // the launch overlaps the attention kernel's end
-#endif
+    wait_for_previous();  // the attention kernel, whose end the launch overlaps
     if (!call.plan.header->combine) return;
     const kdtree_rows &rows = call.rows;
     const int heads = call.attn.heads, v_dim = call.attn.v_dim, slices = slices_of(v_dim);
@@ -109,18 +108,7 @@ int32_t launch_combine(const AttnCall &call) {
     const int64_t parts = static_cast<int64_t>(call.rows.total_rows) * call.attn.heads * slices_of(call.attn.v_dim);
     const int64_t grid = std::min<int64_t>(ceil_div<int64_t>(parts, kWarps), 8 * call.device.multiprocessors);
     const auto kernel = call.attn.dtype == KDTREE_BFLOAT16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>;
-    cudaFuncAttributes attributes;
-    KDTREE_TRY(from_cuda(cudaFuncGetAttributes(&attributes, kernel)));
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(grid);
-    config.blockDim = kThreads;
-    config.stream = call.stream;
-    config.attrs = &overlap;
-    config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;  // older code does not wait
-    return from_cuda(cudaLaunchKernelEx(&config, kernel, call, parts));
+    return enqueue_overlapped(kernel, static_cast<unsigned>(grid), kThreads, call.stream, call, parts);
 }
 
 }  // namespace kdtree
