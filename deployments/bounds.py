@@ -5,21 +5,23 @@ from __future__ import annotations
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.mailbox import ALIGNMENT, Bound
 from ddtree.deployments.models import Models
+from ddtree.deployments.sizing import step_rows
+from ddtree.kernels.tree import ancestor_words
 
 TENSORS = 32  # in a message, at most; each is aligned
 ROW = 4 + 4 + 8 + (4 + 4 + 4 + 4 + 8)  # bytes of a batch's row: token, position, slot, and its sampling parameters
 
 
-def rows(config: AppConfig) -> int:
-    """The most rows of one step."""
-    return config.scheduler.prefill_rows + config.scheduler.max_sequences * (config.tree.max_budget + 1)
+def sequence_pages(config: AppConfig, models: Models) -> int:
+    """Pages of the longest sequence with its tree."""
+    return -(-(models.max_context + config.tree.max_budget + 1) // config.verifier.page_size)
 
 
 def of_verifier(config: AppConfig, models: Models, itemsize: int) -> Bound:
     """y and the features of every row. `itemsize`: bytes of a feature."""
     width = len(models.feature_layers) * models.target.hidden_size
     return _bound(
-        rows(config) * (4 + width * itemsize), f"{_rows(config)}, {width} features of {itemsize} bytes in each"
+        step_rows(config)[0] * (4 + width * itemsize), f"{_rows(config)}, {width} features of {itemsize} bytes in each"
     )
 
 
@@ -32,11 +34,11 @@ def of_drafter(config: AppConfig, models: Models) -> Bound:
 
 def of_router(config: AppConfig, models: Models) -> Bound:
     """A batch: per row its numbers and ancestor bits, per sequence a page table for the step and one for its commit."""
-    words = -(-(config.tree.max_budget + 1) // 32)
-    pages = -(-(models.max_context + config.tree.max_budget + 1) // config.verifier.page_size) + 1
+    words = ancestor_words(config.tree.max_budget + 1)
+    pages = sequence_pages(config, models) + 1
     sequence = 2 * 4 * pages + 4 * (config.tree.max_budget + 1) + 64
     limit = f"{_rows(config)}, {words} words of ancestors in each, and {pages} pages a sequence"
-    return _bound(rows(config) * (ROW + 4 * words) + config.scheduler.max_sequences * sequence, limit)
+    return _bound(step_rows(config)[0] * (ROW + 4 * words) + config.scheduler.max_sequences * sequence, limit)
 
 
 def _bound(size: int, limit: str) -> Bound:

@@ -6,11 +6,11 @@ On a GPU the verifier measures what its weights and steps leave; what the other 
 
 from __future__ import annotations
 
-from ddtree.deployments.bounds import rows
+from ddtree.deployments.bounds import sequence_pages
 from ddtree.deployments.config import AUTO, AppConfig
 from ddtree.deployments.models import Models
 from ddtree.deployments.shapes import facts
-from ddtree.deployments.sizing import Memory, size
+from ddtree.deployments.sizing import Memory, size, step_rows
 from ddtree.deployments.target_shape import TargetShape
 from ddtree.kernels.tree import ancestor_words
 from ddtree.verifier.graphs import StepSizes
@@ -21,12 +21,11 @@ def step_sizes(config: AppConfig, models: Models) -> StepSizes | None:
     """The steps to record as CUDA graphs: all that the scheduler plans. None on a CPU."""
     if config.verifier.device == "cpu":
         return None
-    nodes = config.tree.max_budget + 1
     return StepSizes(
         sequences=config.scheduler.max_sequences,
-        rows=rows(config),
-        pages=-(-(models.max_context + nodes) // config.verifier.page_size),
-        words=ancestor_words(nodes),
+        rows=step_rows(config)[0],
+        pages=sequence_pages(config, models),
+        words=ancestor_words(config.tree.max_budget + 1),
     )
 
 

@@ -19,6 +19,7 @@ from ddtree.deployments.models import Models
 from ddtree.deployments.node_transport import NodeCommunicator, NodeTransport
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Accepted, Sequence
+from ddtree.deployments.sizing import step_rows
 from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.items import Candidates
 from ddtree.kernels import tree_build
@@ -136,7 +137,7 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     entries[4] = Entry(sequences[4], 70 + 41, 0, finishes=True)  # as many rows as there can be
     batch = lay_out(entries, tree, [40] * 4, 4, scratch_page=0).batch
     rows = len(batch.tokens)
-    assert rows == bounds.rows(config)
+    assert rows == step_rows(config)[0]
     features = torch.zeros(rows, 2 * 32)
     for message, bound in (
         (batch, bounds.of_router(config, models)),
