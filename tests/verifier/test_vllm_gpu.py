@@ -16,14 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ddtree.verifier.backends import load_target
-from ddtree.verifier.graphs import StepSizes, row_buckets
+from ddtree.verifier.graphs import StepSizes
 from ddtree.verifier.noise import KeyedNoise
-from ddtree.verifier.transfer import to_device
 
 from . import published_forms, tiny_models
 from .conftest import Harness, Output, Piece
 from .loops import plain, speculative
-from .test_graphs import mixed, real_rows
+from .test_graphs import check_replay
 from .test_hf import PROMPT, prompted
 
 pytestmark = pytest.mark.skipif(
@@ -128,20 +127,7 @@ def test_tree_nodes_equal_causal_steps_over_their_paths(h: Harness) -> None:
 
 @torch.inference_mode()
 def test_a_replayed_graph_equals_the_forward(h: Harness) -> None:
-    target, graphs = h.target, h.target._steps._graphs
-    for seed in range(4):
-        pieces = mixed(h, seed)
-        batch = to_device(h.batch(*pieces), target.device)
-        assert graphs.holds(batch)
-        n = len(batch.tokens)
-        rows = next(size for size in row_buckets(GRAPHS.rows) if size >= n)
-        graphs._batch.fill(batch, rows)
-        hidden, features = target.forward(*graphs._batch.first(rows))
-        keep = real_rows(batch)
-        replayed, replayed_features = graphs.run(batch)
-        assert torch.equal(replayed[keep], hidden[:n][keep])
-        assert torch.equal(replayed_features[keep], features[:n][keep])
-        h.release(*(piece.sequence for piece in pieces))
+    check_replay(h)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 11}], ids=["greedy", "seeded"])
