@@ -21,13 +21,19 @@ def to_device(message: Message, device: torch.device) -> Message:
     if not moved:
         return message
     moved.sort(key=lambda tensor: tensor.element_size(), reverse=True)  # so that each begins at a multiple of its size
-    host = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in moved]
+    host = [_as_bytes(tensor) for tensor in moved]
     sizes = [len(part) for part in host]
     staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
     torch.cat(host, out=staged)
     parts = staged.to(device, non_blocking=True).split(sizes)
     arrived = {id(x): part.view(x.dtype).view(x.shape) for x, part in zip(moved, parts, strict=True)}
     return _replace(message, arrived)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    if not tensor.numel():  # one that came from numpy has a stride of 0, which cannot be viewed
+        return torch.empty(0, dtype=torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _tensors(message: Any) -> list[Tensor]:
