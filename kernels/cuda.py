@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,14 +16,13 @@ from torch import Tensor
 from ddtree.kernels import build, native, reference
 from ddtree.kernels.native import Library
 from ddtree.kernels.rows import Rows
-from ddtree.kernels.tree import AcceptedPath, DraftTree, ancestor_words
+from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 _DTYPES = {
     torch.float32: native.FLOAT32,
     torch.bfloat16: native.BFLOAT16,
     torch.float16: native.FLOAT16,
 }
-_NODE_FIELDS = ("tokens", "parent", "depth", "position", "first_child", "next_sibling")
 _GQA_DIMS = (64, 96, 128, 256)
 _MLA_DIMS = (576, 512)
 _MAX_SEQUENCES = 1024
@@ -90,21 +89,25 @@ def topk_merge(values: Tensor, ids: Tensor, lse: Tensor) -> tuple[Tensor, Tensor
 
 
 def tree_build(
-    logprobs: Tensor, ids: Tensor, root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int
+    logprobs: Tensor,
+    ids: Tensor,
+    root: Tensor,
+    seq_len: Tensor,
+    budget: Tensor,
+    *,
+    max_budget: int,
+    out: DraftTree | None = None,
 ) -> DraftTree:
     (batch, levels, k), device = logprobs.shape, logprobs.device
     if max_budget > native.MAX_BUDGET or levels > native.MAX_LEVELS:
-        return reference.tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget)
+        return reference.tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget, out=out)
     inputs = [x.contiguous() for x in (logprobs, ids, root, seq_len, budget)]
-    size = max_budget + 1
-    nodes = {name: _int32((batch, size), device) for name in _NODE_FIELDS}
-    words = _int32((batch, size, ancestor_words(size)), device)
-    tree = DraftTree(**nodes, ancestors=words, n_nodes=_int32((batch,), device), max_depth=min(levels, max_budget))
+    tree = out or DraftTree.allocate(batch, levels, max_budget, partial(_int32, device=device))
     with torch.cuda.device(device):
         given = native.BuildInput(*(x.data_ptr() for x in inputs), batch, levels, k, max_budget)
         space = _bytes(library().size("tree_build_workspace", given), device)
-        out = native.Tree(*(x.data_ptr() for x in _fields(tree)))
-        library().call("tree_build", given, out, space.data_ptr(), len(space), _stream(logprobs))
+        made = native.Tree(*(x.data_ptr() for x in _fields(tree)))
+        library().call("tree_build", given, made, space.data_ptr(), len(space), _stream(logprobs))
     return tree
 
 
@@ -112,14 +115,12 @@ def _fields(tree: DraftTree) -> list[Tensor]:
     return [getattr(tree, field[0]).contiguous() for field in native.Tree._fields_]
 
 
-def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
+def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) -> AcceptedPath:
     (batch, nodes), device = y.shape, y.device
     if nodes > native.MAX_BUDGET + 1:
-        return reference.tree_accept(y, tree)
+        return reference.tree_accept(y, tree, out=out)
     y, held = y.contiguous(), _fields(tree)
-    result = AcceptedPath(
-        _int32((batch, tree.max_depth + 1), device), _int32((batch,), device), _int32((batch,), device)
-    )
+    result = out or AcceptedPath.allocate(batch, tree.max_depth, partial(_int32, device=device))
     with torch.cuda.device(device):
         outputs = (result.path.data_ptr(), result.n_accepted.data_ptr(), result.bonus.data_ptr())
         given = native.Tree(*(x.data_ptr() for x in held))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
 WORD_BITS = 32
+
+Allocate = Callable[[tuple[int, ...]], Tensor]  # an int32 tensor of this shape, whatever it holds
+Made = TypeVar("Made")
 
 
 def ancestor_words(nodes: int) -> int:
@@ -31,6 +36,15 @@ class DraftTree:
     n_nodes: Tensor  # [B] int32 number of nodes, root included
     max_depth: int  # D: no node can be deeper, whatever the data; sizes AcceptedPath.path
 
+    @classmethod
+    def allocate(cls, batch: int, levels: int, max_budget: int, empty: Allocate) -> DraftTree:
+        """Memory for what `tree_build` makes of candidates [batch, levels, K]."""
+        size = max_budget + 1
+        tokens, parent, depth, position, first_child, next_sibling = (empty((batch, size)) for _ in range(6))
+        ancestors, n_nodes = empty((batch, size, ancestor_words(size))), empty((batch,))
+        deepest = min(levels, max_budget)
+        return cls(tokens, parent, depth, position, first_child, next_sibling, ancestors, n_nodes, deepest)
+
 
 @dataclass(frozen=True, eq=False)
 class AcceptedPath:
@@ -39,3 +53,18 @@ class AcceptedPath:
     path: Tensor  # [B, D+1] int32 node indices, starts with 0; -1 past its end
     n_accepted: Tensor  # [B] int32 length of the path, root included: accepted draft tokens + 1 bonus token
     bonus: Tensor  # [B] int32 the target's token at the last node of the path
+
+    @classmethod
+    def allocate(cls, batch: int, max_depth: int, empty: Allocate) -> AcceptedPath:
+        """Memory for what `tree_accept` makes of B trees."""
+        return cls(empty((batch, max_depth + 1)), empty((batch,)), empty((batch,)))
+
+
+def into(out: Made | None, made: Made) -> Made:
+    """`made` in the memory of `out`, where there is one."""
+    if out is None:
+        return made
+    for name, value in vars(made).items():
+        if isinstance(value, Tensor):
+            getattr(out, name).copy_(value)
+    return out

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ddtree.kernels.checks import check_int32
+from ddtree.kernels.checks import check_int32, check_reachable
 from ddtree.kernels.dispatch import implementation
 from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 
-def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
+def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) -> AcceptedPath:
     """Walks each tree from its root, to the child that carries the target's own token, while there is one.
 
     Lossless for greedy decoding and for sampling: y is the target's draw, so what is committed is what plain decoding
@@ -18,9 +18,11 @@ def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
     Args:
         y: [B, N+1] int32, the target's token at each node. Padding is never read.
         tree: the trees of `tree_build`, on the same device.
+        out: where to write, from `AcceptedPath.allocate` of this size; None allocates. For trees on a GPU it may lie in
+            pinned host memory; the values are there when the stream is done.
 
     Returns:
-        AcceptedPath with path [B, tree.max_depth + 1].
+        AcceptedPath with path [B, tree.max_depth + 1], `out` where given.
 
     Raises:
         ValueError: wrong shape, dtype or device.
@@ -29,4 +31,6 @@ def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
         With tree 4 → (5 → 7), y = [[5, 7, 9]] gives path [0, 1, 2], n_accepted 3 and bonus 9.
     """
     check_int32("y", y, tuple(tree.tokens.shape), tree.tokens.device)
-    return implementation(y.device).tree_accept(y, tree)
+    if out is not None:
+        check_reachable("out.path", out.path, (y.shape[0], tree.max_depth + 1), y.device)
+    return implementation(y.device).tree_accept(y, tree, out=out)

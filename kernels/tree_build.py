@@ -5,13 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddtree.kernels.checks import check, check_int32
+from ddtree.kernels.checks import check, check_int32, check_reachable
 from ddtree.kernels.dispatch import implementation
 from ddtree.kernels.tree import DraftTree
 
 
 def tree_build(
-    logprobs: Tensor, ids: Tensor, root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int
+    logprobs: Tensor,
+    ids: Tensor,
+    root: Tensor,
+    seq_len: Tensor,
+    budget: Tensor,
+    *,
+    max_budget: int,
+    out: DraftTree | None = None,
 ) -> DraftTree:
     """Builds, for each sequence, the tree of the `budget` most probable prefixes (DDTree, best-first).
 
@@ -26,9 +33,14 @@ def tree_build(
         seq_len: [B] int32 absolute position of node 0.
         budget: [B] int32 most nodes wanted besides the root, 0 … max_budget.
         max_budget: N, which sizes the output.
+        out: where to build, from `DraftTree.allocate` of this size; None allocates.
+
+    With candidates on a GPU, `root`, `seq_len` and `budget` may lie in pinned host memory; they are read in place, so they
+    must stay as they are until the stream is done.
 
     Returns:
-        DraftTree of B trees with N + 1 slots each; a tree is smaller where fewer prefixes have a finite score.
+        DraftTree of B trees with N + 1 slots each, `out` where given; a tree is smaller where fewer prefixes have a finite
+        score.
 
     Raises:
         ValueError: wrong shape, dtype or device; on CPU also a budget out of range, or candidates that are positive
@@ -45,9 +57,13 @@ def tree_build(
     check("logprobs", logprobs, (None, None, None), (torch.float32,), device)
     batch = logprobs.shape[0]
     check_int32("ids", ids, tuple(logprobs.shape), device)
-    check_int32("root", root, (batch,), device)
-    check_int32("seq_len", seq_len, (batch,), device)
-    check_int32("budget", budget, (batch,), device)
+    check_reachable("root", root, (batch,), device)
+    check_reachable("seq_len", seq_len, (batch,), device)
+    check_reachable("budget", budget, (batch,), device)
     if max_budget < 0:
         raise ValueError(f"max_budget is {max_budget}; pass 0 or more.")
-    return implementation(device).tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget)
+    if out is not None:
+        check_int32("out.tokens", out.tokens, (batch, max_budget + 1), device)
+        if out.max_depth != min(logprobs.shape[1], max_budget):
+            raise ValueError(f"out has max_depth {out.max_depth}; allocate it for {logprobs.shape[1]} levels.")
+    return implementation(device).tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget, out=out)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddtree.kernels.tree import AcceptedPath, DraftTree
+from ddtree.kernels.tree import AcceptedPath, DraftTree, into
 
 
-def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
+def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) -> AcceptedPath:
     paths, lengths, bonuses = [], [], []
     for drawn, tokens, first_child, next_sibling in zip(
         y.tolist(), tree.tokens.tolist(), tree.first_child.tolist(), tree.next_sibling.tolist(), strict=True
@@ -27,6 +27,7 @@ def tree_accept(y: Tensor, tree: DraftTree) -> AcceptedPath:
     def int32(values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=y.device)
 
-    return AcceptedPath(
+    accepted = AcceptedPath(
         path=int32(paths).view(len(lengths), tree.max_depth + 1), n_accepted=int32(lengths), bonus=int32(bonuses)
     )
+    return into(out, accepted)

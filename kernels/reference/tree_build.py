@@ -13,14 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddtree.kernels.tree import DraftTree, ancestor_words
+from ddtree.kernels.tree import DraftTree, ancestor_words, into
 
 _FIELDS = ("tokens", "parent", "depth", "position", "first_child", "next_sibling")
 _PADDING = np.array([0, -1, 0, 0, -1, -1], np.int32)[:, None, None]
 
 
 def tree_build(
-    logprobs: Tensor, ids: Tensor, root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int
+    logprobs: Tensor,
+    ids: Tensor,
+    root: Tensor,
+    seq_len: Tensor,
+    budget: Tensor,
+    *,
+    max_budget: int,
+    out: DraftTree | None = None,
 ) -> DraftTree:
     budgets = budget.tolist()
     if budgets and not 0 <= min(budgets) <= max(budgets) <= max_budget:
@@ -42,12 +49,13 @@ def tree_build(
 
     device = logprobs.device
     masks = np.frombuffer(ancestors, "<i4").reshape(batch, size, words)
-    return DraftTree(
+    tree = DraftTree(
         **dict(zip(_FIELDS, torch.from_numpy(fields).to(device), strict=True)),
         ancestors=torch.from_numpy(masks).to(device),
         n_nodes=torch.tensor(n_nodes, dtype=torch.int32, device=device),
         max_depth=min(logprobs.shape[1], max_budget),
     )
+    return into(out, tree)
 
 
 def _candidates(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -55,6 +56,47 @@ def test_equals_the_deepest_path_that_agrees(device, rng, batch, levels, width, 
         assert accepted.n_accepted[b] == len(path)
         assert accepted.bonus[b] == y[b, path[-1]]
     assert {accepted.path.dtype, accepted.n_accepted.dtype, accepted.bonus.dtype} == {torch.int32}
+
+
+@on_devices
+@given(seeds, st.integers(0, 20))
+@settings(max_examples=20, deadline=None)
+def test_a_tree_and_its_path_are_made_where_the_caller_says(device, rng, size):
+    """Garbage there does not matter. On a GPU the small inputs and outputs may be in pinned memory of the host."""
+    batch, levels, pinned = 3, 4, device == "cuda"
+    values = np.array([candidates(rng, levels, 4, "peaky") for _ in range(batch)], np.float32)
+    names = np.array([token_ids(rng, levels, 4) for _ in range(batch)], np.int32)
+    logprobs, ids = torch.from_numpy(values).to(device), torch.from_numpy(names).to(device)
+    numbers = torch.tensor([[7] * batch, [30] * batch, [size, 0, size // 2]], dtype=torch.int32)
+    small = [row.pin_memory() if pinned else row for row in numbers]
+    given_ = (logprobs, ids, *small)
+    expected = tree_build(*given_, max_budget=size)
+    room = DraftTree.allocate(batch, levels, size, partial(torch.full, fill_value=99, dtype=torch.int32, device=device))
+    tree = tree_build(*given_, max_budget=size, out=room)
+    assert tree is room
+    assert all(torch.equal(x, getattr(expected, name)) for name, x in vars(tree).items() if torch.is_tensor(x))
+
+    y = lucky_draws(rng, on("cpu", tree)).to(device)
+    garbage = partial(torch.full, fill_value=99, dtype=torch.int32, pin_memory=pinned)
+    walk = AcceptedPath.allocate(batch, tree.max_depth, garbage)
+    accepted = tree_accept(y, tree, out=walk)
+    if pinned:
+        torch.cuda.synchronize()
+    assert accepted is walk
+    assert all(torch.equal(x, getattr(tree_accept(y, expected), name).cpu()) for name, x in vars(walk).items())
+
+
+def test_memory_of_another_size_is_refused():
+    tree = chain([4, 5], size=4)
+    with pytest.raises(ValueError, match=r"out.path has shape \[1, 5\]; pass \[1, 2\]"):
+        room = AcceptedPath.allocate(1, 4, partial(torch.empty, dtype=torch.int32))
+        tree_accept(torch.zeros_like(tree.tokens), tree, out=room)
+    one = torch.ones(1, dtype=torch.int32)
+    given_ = (torch.zeros(1, 3, 1), torch.zeros(1, 3, 1, dtype=torch.int32), one, one, one)
+    with pytest.raises(ValueError, match="out has max_depth 1; allocate it for 3 levels"):
+        tree_build(*given_, max_budget=4, out=tree)
+    with pytest.raises(ValueError, match=r"out\.tokens has shape"):
+        tree_build(*given_, max_budget=3, out=tree)
 
 
 def chain(tokens: list[int], size: int) -> DraftTree:
