@@ -66,23 +66,21 @@ class Drafter:
         if paged is None:
             paged = device.type == "cuda" and all(span.window is None for span in self.info.spans)
         self._contexts: GrowingContexts | PagedContexts
-        with torch.inference_mode():
-            if paged:
-                sizes = {"context_tokens": context_tokens, "max_sequences": max_sequences}
-                self._contexts = PagedContexts(stack, **sizes, graphs=graphs)
-            else:
-                self._contexts = GrowingContexts(stack)
+        if paged:
+            sizes = {"context_tokens": context_tokens, "max_sequences": max_sequences}
+            self._contexts = PagedContexts(stack, **sizes, graphs=graphs)
+        else:
+            self._contexts = GrowingContexts(stack)
 
     @property
     def sequences(self) -> int:
         """Sequences whose context is held."""
-        return len(self._contexts.ends())
+        return len(self._contexts)
 
     def release(self, sequences: Iterable[str] | None) -> None:
         """Forgets sequences, None: all. One that is not held is no error: a drafter may have joined after it began."""
-        self._contexts.release(self._contexts.ends() if sequences is None else sequences)
+        self._contexts.release(sequences)
 
-    @torch.inference_mode()
     def draft(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> Candidates:
         """Feeds context and drafts.
 
@@ -95,5 +93,5 @@ class Drafter:
             ValueError: names the sequence and what is wrong; no sequence has changed then.
             ContextFull: the pool of contexts is full; no sequence has changed then.
         """
-        check_items(items, features, self._contexts.ends(), self.info)
+        check_items(items, features, self._contexts.end, self.info)
         return self._contexts.draft(items, features)

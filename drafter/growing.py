@@ -37,14 +37,21 @@ class GrowingContexts:
         self._stack = stack
         self._contexts: dict[str, SequenceContext] = {}
 
-    def ends(self) -> dict[str, int]:
-        """Sequence → position after its last context row."""
-        return {name: held.end for name, held in self._contexts.items()}
+    def __len__(self) -> int:
+        """Sequences held."""
+        return len(self._contexts)
 
-    def release(self, sequences: Iterable[str]) -> None:
-        for sequence in sequences:
+    def end(self, sequence: str) -> int | None:
+        """The position after its last context row; None where nothing is held of it."""
+        held = self._contexts.get(sequence)
+        return None if held is None else held.end
+
+    def release(self, sequences: Iterable[str] | None) -> None:
+        """None: all. One that is not held is no error."""
+        for sequence in list(self._contexts) if sequences is None else sequences:
             self._contexts.pop(sequence, None)
 
+    @torch.inference_mode()
     def draft(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> Candidates:
         """As `Drafter.draft`, of checked items. The candidates are new tensors."""
         works, stack = self._works(items), self._stack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -41,40 +41,49 @@ class Candidates:
     logprobs: Tensor  # [B, L, K] fp32, best first; -inf where there is no candidate
     ids: Tensor  # [B, L, K] int32; -1 where there is no candidate
 
+    def first(self, rows: int) -> Candidates:
+        return Candidates(self.logprobs[:rows], self.ids[:rows])
+
 
 def check_items(
-    items: Sequence[DraftItem], features: Sequence[Tensor], ends: Mapping[str, int], config: DrafterConfig
+    items: Sequence[DraftItem], features: Sequence[Tensor], end_of: Callable[[str], int | None], config: DrafterConfig
 ) -> None:
     """Raises ValueError, naming the sequence and the reason, where a call cannot be done.
 
     Args:
-        ends: sequence → position after its last held context row.
+        end_of: sequence → position after its last held context row; None: nothing is held of it.
     """
     width = len(config.target_layer_ids) * config.hidden_size
+    available = []
     for source, tensor in enumerate(features):
-        if tensor.dim() != 2 or tensor.shape[1] != width:
-            raise ValueError(f"features[{source}] is {tuple(tensor.shape)}, expected [rows, {width}]")
+        shape = tensor.shape
+        if len(shape) != 2 or shape[1] != width:
+            raise ValueError(f"features[{source}] is {tuple(shape)}, expected [rows, {width}]")
+        available.append(shape[0])
     seen: set[str] = set()
     for item in items:
-        reason = "twice in one call" if item.sequence in seen else _fault(item, features, ends, config)
+        reason = "twice in one call" if item.sequence in seen else _fault(item, available, end_of, config)
         if reason:
             raise ValueError(f"sequence {item.sequence!r}: {reason}")
         seen.add(item.sequence)
 
 
-def _fault(item: DraftItem, features: Sequence[Tensor], ends: Mapping[str, int], config: DrafterConfig) -> str | None:
-    if not item.restart and item.sequence not in ends:
+def _fault(
+    item: DraftItem, available: list[int], end_of: Callable[[str], int | None], config: DrafterConfig
+) -> str | None:
+    """`available`: rows of each features tensor."""
+    end = None if item.restart else end_of(item.sequence)  # None: the first slice decides
+    if end is None and not item.restart:
         return "no context is held for it; send all of it with restart"
-    end = None if item.restart else ends[item.sequence]  # None: the first slice decides
     for part in item.context:
-        if not 0 <= part.source < len(features):
-            return f"feature source {part.source} is not among the {len(features)} given"
-        available = features[part.source].shape[0]
-        if not all(0 <= row < available for row in part.rows):
-            return f"rows {part.rows} are not all among the {available} of features[{part.source}]"
-        if part.position < 0 or (end is not None and part.position != end):
-            return f"context comes at position {part.position}, expected {end if end is not None else '0 or later'}"
-        end = part.position + len(part.rows)
+        rows, position = part.rows, part.position
+        if not 0 <= part.source < len(available):
+            return f"feature source {part.source} is not among the {len(available)} given"
+        if rows and (min(rows) < 0 or max(rows) >= available[part.source]):
+            return f"rows {rows} are not all among the {available[part.source]} of features[{part.source}]"
+        if position < 0 or (end is not None and position != end):
+            return f"context comes at position {position}, expected {end if end is not None else '0 or later'}"
+        end = position + len(rows)
     end = end or 0
     if end > config.max_positions:
         return f"context up to position {end} is past the drafter's {config.max_positions} positions"

@@ -9,53 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ddtree.drafter.items import Candidates, DraftItem
 from ddtree.drafter.pages import FreePages
-from ddtree.drafter.passes import PAGE, ContextPool, Extension, Pass
+from ddtree.drafter.passes import PAGE, ContextPool, Extension, Pass, Place
 from ddtree.drafter.stack import Stack
 from ddtree.kernels.waiting import WaitsForDevice
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A sequence's context: `length` rows from position `start` on, in its pages, which have room for more."""
-
-    start: int
-    length: int = 0
-    pages: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of the pages
-
-    def extended(self, length: int, taken: list[int]) -> _Held:
-        pages, slots = self.pages, self.slots
-        if taken:
-            pages = np.array([*pages, *taken])
-            slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()
-        return _Held(self.start, length, pages, slots)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """A checked item, its context when the call succeeds, and the pages taken for it."""
-
-    item: DraftItem
-    held: _Held
-    taken: list[int]
-
-    def extension(self, first: Sequence[int]) -> Extension:
-        """`first`: the row of each features tensor when all lie in one."""
-        item, held = self.item, self.held
-        rows = [first[part.source] + row for part in item.context for row in part.rows]
-        old = held.length - len(rows)
-        return Extension(rows, held.start + old, held.slots[old:], held.length, held.pages, item.bonus)
 
 
 class PagedContexts:
@@ -83,7 +48,7 @@ class PagedContexts:
         self._stack, self._free = stack, FreePages(pages, PAGE)
         self._pool = ContextPool(stack, pages)
         self._width = max(least, min(pages, -(-config.max_positions // PAGE)))
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Place] = {}
         sizes = [2**i for i in range((max_sequences - 1).bit_length())]
         self._passes = [self._pass(size * config.block_size, size) for size in [*sizes, max_sequences]]
         if stack.device.type == "cuda" and graphs:
@@ -104,12 +69,18 @@ class PagedContexts:
             sizes = ", ".join(str(each.blocks) for each in self._passes)
             log.info("captured CUDA graphs for drafts of %s sequences in %.1f s", sizes, seconds)
 
-    def ends(self) -> dict[str, int]:
-        """Sequence → position after its last context row."""
-        return {name: held.start + held.length for name, held in self._held.items()}
+    def __len__(self) -> int:
+        """Sequences held."""
+        return len(self._held)
 
-    def release(self, sequences: Iterable[str]) -> None:
-        for sequence in sequences:
+    def end(self, sequence: str) -> int | None:
+        """The position after its last context row; None where nothing is held of it."""
+        held = self._held.get(sequence)
+        return None if held is None else held.start + held.length
+
+    def release(self, sequences: Iterable[str] | None) -> None:
+        """None: all. One that is not held is no error."""
+        for sequence in list(self._held) if sequences is None else sequences:
             if (held := self._held.pop(sequence, None)) is not None:
                 self._free.give(held.pages.tolist())
 
@@ -120,57 +91,57 @@ class PagedContexts:
             ContextFull: too few pages are free.
             ValueError: more blocks than `max_sequences`.
         """
-        most = self._passes[-1].blocks
-        if sum(item.bonus is not None for item in items) > most:
+        blocks, most = sum(item.bonus is not None for item in items), self._passes[-1].blocks
+        if blocks > most:
             raise ValueError(f"a call drafts for at most {most} sequences (max_sequences)")
-        works = self._reserve(items)
+        extensions, taken = self._reserve(items, features)
         try:
-            candidates = self._run(works, features)
+            candidates = self._run(extensions, blocks, features)
         except BaseException:
-            self._free.give(page for work in works for page in work.taken)
+            self._free.give(taken)
             raise
-        for work in works:
-            if work.item.restart:
-                self.release([work.item.sequence])
-            self._held[work.item.sequence] = work.held
+        for item, extension in zip(items, extensions, strict=True):
+            if item.restart:
+                self.release([item.sequence])
+            self._held[item.sequence] = extension.place
         return candidates
 
-    def _reserve(self, items: Sequence[DraftItem]) -> list[_Work]:
-        """Pages for the new rows and the block of every item."""
-        plans = []
+    def _reserve(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> tuple[list[Extension], list[int]]:
+        """What every item adds, and the pages taken for it: for the new rows and the block."""
+        block, plans, wanted = self._stack.config.block_size, [], 0
+        first = [0, *accumulate(tensor.shape[0] for tensor in features[:-1])]  # row of each when all lie in one
         for item in items:
             start = item.context[0].position if item.context else 0
-            before = _Held(start) if item.restart else self._held[item.sequence]
-            length = before.length + item.new_rows
-            room = length if item.bonus is None else length + self._stack.config.block_size
-            plans.append((item, before, length, max(0, -(-room // PAGE) - len(before.pages))))
-        free = iter(self._free.take(sum(need for *_, need in plans)))
-        works = []
-        for item, before, length, need in plans:
-            taken = list(islice(free, need))
-            works.append(_Work(item, before.extended(length, taken), taken))
-        return works
+            held = Place.empty(start) if item.restart else self._held[item.sequence]
+            sources = [first[part.source] + row for part in item.context for row in part.rows]
+            room = held.length + len(sources) + (0 if item.bonus is None else block)
+            need = max(0, -(-room // PAGE) - len(held.pages))
+            plans.append((item, held, sources, need))
+            wanted += need
+        taken = self._free.take(wanted)
+        free, extensions = iter(taken), []
+        for item, held, sources, need in plans:
+            place = held.extended(held.length + len(sources), list(islice(free, need)))
+            extensions.append(Extension(sources, held.length, place, item.bonus))
+        return extensions, taken
 
-    def _run(self, works: list[_Work], features: Sequence[Tensor]) -> Candidates:
-        first = [0, *accumulate(len(tensor) for tensor in features)]
-        extensions = [work.extension(first) for work in works]
-        n = sum(len(extension.rows) for extension in extensions)
-        b = sum(extension.bonus is not None for extension in extensions)
+    def _run(self, extensions: list[Extension], blocks: int, features: Sequence[Tensor]) -> Candidates:
+        n = sum(len(extension.sources) for extension in extensions)
         source = _one(features, self._stack) if n else None
-        chosen = next(each for each in self._passes if each.blocks >= b)
-        if n > (chosen.rows if b else 0):  # prompt chunks go ahead of the blocks
+        chosen = next(each for each in self._passes if each.blocks >= blocks)
+        if n > (chosen.rows if blocks else 0):  # prompt chunks go ahead of the blocks
             alone = self._pass(n, 0)
-            alone.load([replace(extension, bonus=None) for extension in extensions], source)
-            alone.run()
+            alone.load([extension._replace(bonus=None) for extension in extensions], source)
+            alone.run(0)
             extensions = [extension.fed() for extension in extensions]
-        if not b:
+        if not blocks:
             return self._stack.no_candidates()
         chosen.load(extensions, source)
-        candidates = chosen.run()
-        return Candidates(candidates.logprobs[:b], candidates.ids[:b])
+        return chosen.run(blocks)
 
 
 def _one(features: Sequence[Tensor], stack: Stack) -> Tensor:
     """All features in one tensor as the model wants them; a single one that is so already is not copied."""
-    moved = [tensor.to(stack.device, stack.dtype) for tensor in features]
-    return moved[0] if len(moved) == 1 else torch.cat(moved)
+    if len(features) == 1 and features[0].dtype == stack.dtype and features[0].device == stack.device:
+        return features[0]
+    return torch.cat([tensor.to(stack.device, stack.dtype) for tensor in features])

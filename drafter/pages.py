@@ -27,7 +27,8 @@ class FreePages:
                 f"{self._pages} are free: release sequences, or give it more context_tokens"
             )
         kept = len(self._free) - n
-        taken, self._free = self._free[kept:], self._free[:kept]
+        taken = self._free[kept:]
+        del self._free[kept:]
         return taken
 
     def give(self, pages: Iterable[int]) -> None:

@@ -7,8 +7,8 @@ writes pages that belong to no sequence. Knows slots and page tables, not whose 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,21 +34,38 @@ class ContextPool:
         self.kv = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
 
 
-@dataclass(frozen=True)
-class Extension:
-    """What a pass adds to one sequence: r context rows, and a block that is dropped again."""
+class Place(NamedTuple):
+    """Where the context of a sequence is: `length` rows from position `start` on, in pages with room for more."""
 
-    rows: list[int]  # [r] of the features tensor
-    position: int  # of the first
-    slots: np.ndarray  # [≥ r + block] where the sequence goes on
-    length: int  # context rows with the new ones
-    pages: np.ndarray  # all that the sequence has
+    start: int
+    length: int
+    pages: np.ndarray  # [P] int32
+    rows: np.ndarray  # [2, P * PAGE] int64, slot and position of every row that there is room for
+
+    @staticmethod
+    def empty(start: int) -> Place:
+        return Place(start, 0, np.empty(0, dtype=np.int32), np.empty((2, 0), dtype=np.int64))
+
+    def extended(self, length: int, taken: list[int]) -> Place:
+        """With `length` rows, and with more pages."""
+        if not taken:
+            return Place(self.start, length, self.pages, self.rows)
+        pages = np.array([*self.pages, *taken], dtype=np.int32)
+        slots = (pages[:, None] * np.int64(PAGE) + np.arange(PAGE)).ravel()
+        return Place(self.start, length, pages, np.stack((slots, self.start + np.arange(len(slots)))))
+
+
+class Extension(NamedTuple):
+    """What a pass adds to one sequence: context rows, and a block that is dropped again."""
+
+    sources: list[int]  # of its new context, rows of the features tensor
+    old: int  # context rows that it has
+    place: Place  # where it is when the new ones are in, with room for the block
     bonus: int | None  # None: no block
 
     def fed(self) -> Extension:
         """What is left to do when the rows are in."""
-        new = len(self.rows)
-        return replace(self, rows=[], position=self.position + new, slots=self.slots[new:])
+        return Extension([], self.place.length, self.place, self.bonus)
 
 
 class Pass:
@@ -58,25 +75,28 @@ class Pass:
         """`width`: the most pages that a sequence has."""
         config, slots = stack.config, stack.config.block_size
         self.rows, self.blocks = rows, blocks
-        self._block = np.arange(slots, dtype=np.int32)
         self._stack, self._pool = stack, pool
         fields = {
-            "features": (torch.int64, (rows,)),
-            "context_slots": (torch.int64, (rows,)),
-            "block_slots": (torch.int64, (blocks, slots)),
-            "ids": (torch.int64, (blocks, slots)),
-            "positions": (torch.int32, (rows + blocks * slots,)),
-            "lengths": (torch.int32, (blocks,)),  # of the contexts
-            "seen": (torch.int32, (blocks,)),  # by a block's last row, itself apart
+            # what a row is made from (context: a row of the features; blocks: a token), its slot and its position
+            "rows": (torch.int64, (3, rows + blocks * slots)),
+            "lengths": (torch.int32, (2, blocks)),  # of the context; of what a block's last row sees, itself apart
             "tables": (torch.int32, (blocks, width)),
         }
         self._inputs = Staging(fields, stack.device)
-        self._inputs.host["ids"][:] = config.mask_token_id
+        host = self._inputs.host["rows"]
+        self._sources, self._context, self._blocks = host[0, :rows], host[1:, :rows], host[1:, rows:]
+        self._ids = host[0, rows:].reshape(-1, slots)
+        self._ids[:] = config.mask_token_id
+        block = np.arange(slots)
+        self._spare = np.stack((pool.scratch[0] * PAGE + block, block))  # slots and positions of a padding block
+        self._padding = np.repeat(self._spare[:, :1], rows, 1)  # of padding rows
+        self._shown: list[np.ndarray] = [block] * blocks  # whose pages each row of the tables has
         wide = len(config.target_layer_ids) * config.hidden_size
+        self._gathered = self._inputs.device["rows"][0, :rows]
         self._features = torch.zeros(rows, wide, dtype=stack.dtype, device=stack.device)
         self._layouts = {causal: self._layout(causal) for causal in {span.causal for span in config.spans}}
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._captured: Candidates | None = None
+        self._captured: list[Candidates] = []  # of the first 0, 1, … blocks
 
     def _layout(self, causal: bool) -> dict[str, Any]:
         """The fields of `Rows` that never change.
@@ -88,7 +108,7 @@ class Pass:
         return {
             "row_offsets": torch.arange(0, (self.blocks + 1) * each, each, dtype=torch.int32, device=device),
             "q_len": torch.full((self.blocks,), each, dtype=torch.int32, device=device),
-            "seq_len": self._inputs.device["lengths" if causal else "seen"],
+            "seq_len": self._inputs.device["lengths"][0 if causal else 1],
             "page_table": self._inputs.device["tables"],
             "page_size": PAGE,
             "causal": torch.ones(self.blocks, dtype=torch.bool, device=device),
@@ -96,44 +116,49 @@ class Pass:
         }
 
     def load(self, extensions: Sequence[Extension], features: Tensor | None) -> None:
-        """Fills in the inputs. Features `[T, n·d]`, on the device in the model's dtype, are gathered at once."""
+        """Fills in the inputs. Features `[T, n·d]`, on the device in the model's dtype, are gathered at once.
+
+        Between two drafts other code runs, so every call made here is a slow one: few calls, whatever they do.
+        """
+        sources = [row for extension in extensions for row in extension.sources]
+        drafting = [extension for extension in extensions if extension.bonus is not None]
+        n = len(sources)
         self._inputs.wait()
-        host, scratch, slots = self._inputs.host, self._pool.scratch, len(self._block)
-        rows: list[int] = []
-        positions: list[int] = []
-        firsts: list[int] = []
-        for extension in extensions:
-            old, new = len(rows), len(extension.rows)
-            rows += extension.rows
-            positions += range(extension.position, extension.position + new)
-            host["context_slots"][old : old + new] = extension.slots[:new]
-            if extension.bonus is not None:
-                b = len(firsts)
-                host["ids"][b, 0] = extension.bonus
-                host["block_slots"][b] = extension.slots[new : new + slots]
-                host["lengths"][b] = extension.length
-                host["tables"][b, : len(extension.pages)] = extension.pages
-                firsts.append(extension.position + new)
-        n, b = len(rows), len(firsts)
-        host["features"][:n], host["features"][n:] = rows, 0
-        host["positions"][:n] = positions
-        host["context_slots"][n:] = scratch[0] * PAGE
-        host["positions"][self.rows :].reshape(-1, slots)[:b] = np.array(firsts, dtype=np.int32)[:, None] + self._block
-        if b < self.blocks:
-            host["block_slots"][b:] = scratch[0] * PAGE + self._block
-            host["lengths"][b:] = 0
-            host["tables"][b:, : len(scratch)] = scratch
-        np.add(host["lengths"], slots - 1, out=host["seen"])
+        self._sources[:n] = sources
+        self._sources[n:] = 0
+        new = [place.rows[:, old : place.length] for _, old, place, _ in extensions]
+        np.concatenate([*new, self._padding[:, n:]], 1, out=self._context)
+        self._load_blocks(drafting)
         self._inputs.send()
         if n and features is not None:
-            torch.index_select(features, 0, self._inputs.device["features"], out=self._features)
+            torch.index_select(features, 0, self._gathered, out=self._features)
 
-    def run(self) -> Candidates:
-        """Candidates `[blocks, L, K]` of what was loaded; with a graph they are overwritten by its next run."""
-        if self._graph is None or self._captured is None:
-            return self._forward()
+    def _load_blocks(self, drafting: list[Extension]) -> None:
+        lengths, tables = self._inputs.host["lengths"], self._inputs.host["tables"]
+        b, slots = len(drafting), self._stack.config.block_size
+        if drafting:
+            ends = [extension.place.length for extension in drafting]
+            self._ids[:b, 0] = [extension.bonus for extension in drafting]
+            own = [each.place.rows[:, end : end + slots] for each, end in zip(drafting, ends, strict=True)]
+            np.concatenate(own, 1, out=self._blocks[:, : b * slots])
+            lengths[:, :b] = ends, [end + slots - 1 for end in ends]
+            for row, extension in enumerate(drafting):
+                pages = extension.place.pages
+                if self._shown[row] is not pages:
+                    self._shown[row] = tables[row, : len(pages)] = pages
+        if b < self.blocks:
+            scratch = self._pool.scratch
+            self._blocks[:, b * slots :].reshape(2, -1, slots)[:] = self._spare[:, None]
+            lengths[:, b:] = [[0], [slots - 1]]
+            tables[b:, : len(scratch)] = scratch
+            self._shown[b:] = [scratch] * (self.blocks - b)
+
+    def run(self, blocks: int) -> Candidates:
+        """Candidates `[blocks, L, K]` of the first blocks loaded; with a graph they are overwritten by its next run."""
+        if self._graph is None:
+            return self._forward().first(blocks)
         self._graph.replay()
-        return self._captured
+        return self._captured[blocks]
 
     def capture(self, memory: Any) -> None:
         """From now on `run` replays a graph whose memory is in the pool `memory` (a `torch.cuda.graph_pool_handle`).
@@ -149,19 +174,21 @@ class Pass:
                 self._forward()  # also makes what is made once: library, handles, tables
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                self._captured = self._forward()
-        self._graph = graph
+                candidates = self._forward()
+        self._graph, self._captured = graph, [candidates.first(blocks) for blocks in range(self.blocks + 1)]
 
+    @torch.inference_mode()
     def _forward(self) -> Candidates:
-        inputs, rows, stack = self._inputs.device, self.rows, self._stack
+        rows, stack = self.rows, self._stack
+        made_from, slots, positions = self._inputs.device["rows"]
         layouts = {causal: Rows(**layout) for causal, layout in self._layouts.items()}
-        cache = _Cache(stack, self._pool.kv, inputs["context_slots"], inputs["block_slots"].flatten(), layouts)
-        cos, sin = stack.rotary(inputs["positions"])
+        cache = _Cache(stack, self._pool.kv, slots[:rows], slots[rows:], layouts)
+        cos, sin = stack.rotary(positions)
         if rows:
             stack.feed(self._features, cos[:rows], sin[:rows], cache)
         if not self.blocks:
             return stack.no_candidates()
-        return stack.draft(inputs["ids"].flatten(), cos[rows:], sin[rows:], cache)
+        return stack.draft(made_from[rows:], cos[rows:], sin[rows:], cache)
 
 
 @dataclass(frozen=True)
