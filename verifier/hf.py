@@ -21,6 +21,7 @@ from ddtree.kernels.packed_linear import pack_linears
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import resolve_dtype
 from ddtree.verifier.graphs import StepSizes
+from ddtree.verifier.joined import join_linears
 from ddtree.verifier.memory import MemoryShare, fitting_pages
 from ddtree.verifier.model_dir import TargetInfo, random_weights
 from ddtree.verifier.pool import KVPool
@@ -136,7 +137,7 @@ class HFTarget:
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model as transformers makes it, without its progress bar; on a CPU with the linear layers packed."""
+    """The model as transformers makes it, without its progress bar; linear layers joined, and on a CPU packed."""
     noisy = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -144,6 +145,7 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
     finally:
         if noisy:
             logging.enable_progress_bar()
+    join_linears(model.get_decoder().layers)
     model = model.to(device).eval().requires_grad_(False)
     pack_linears(model)
     return model
