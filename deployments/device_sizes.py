@@ -26,6 +26,7 @@ def step_sizes(config: AppConfig, models: Models) -> StepSizes | None:
         rows=step_rows(config)[0],
         pages=sequence_pages(config, models),
         words=ancestor_words(config.tree.max_budget + 1),
+        path=models.horizon + 1,
     )
 
 

@@ -43,7 +43,7 @@ class VerifyBatch:
     positions: Tensor  # [T] int32 absolute positions
     slots: Tensor  # [T] int64 where each row's K/V goes: page * page_size + offset
     rows: Rows  # which rows and which committed slots each row attends to
-    sampling: SamplingRows
+    sampling: SamplingRows | None  # None: at every row the most probable token
     commit: Commit | None = None
 
     def check(self, page_size: int) -> None:
@@ -57,10 +57,14 @@ class VerifyBatch:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What the target says. Written by the target."""
+    """What the target says. Written by the target, whose next step may write over the tensors.
+
+    On a GPU it is on its way: all of it is there when the target's stream is done, `drawn` included.
+    """
 
     # [M] int32 the target's own token at each wanted row; -1 where a logit of the row is NaN or infinite. What made it
     # so may have reached other rows of the same sequence, never another sequence.
     y: Tensor
+    drawn: Tensor  # [M] int32, y on the host (on a CPU the same tensor)
     features: Tensor  # [T, F] target dtype: outputs of the feature layers side by side, in the order asked for
-    seconds: dict[str, float]  # host wall time by stage: "verify" and "commit"
+    commit_seconds: float  # host wall time of the commit where it ran apart from the forward, else 0

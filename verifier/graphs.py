@@ -1,7 +1,8 @@
-"""Steps as CUDA graphs: one is recorded per number of rows and replayed with other contents.
+"""Steps as CUDA graphs, commit to drawn tokens: one is recorded per number of rows and replayed with other contents.
 
 A batch is written into buffers of fixed size, and padded. Padding rows belong to a last sequence that uses none of them:
-attention gives them 0, and their K/V goes to the pool's last page, which belongs to nobody. Knows no model.
+attention gives them 0, and their K/V goes to the pool's last page, which belongs to nobody. Padding paths are empty.
+Knows no model.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 from ddtree.kernels import Rows
 from ddtree.kernels.staging import Staging
 from ddtree.kernels.waiting import never_waiting
-from ddtree.verifier.batch import VerifyBatch
+from ddtree.verifier.batch import Commit, VerifyBatch
 from ddtree.verifier.model import Model
+from ddtree.verifier.pool import Pool
 from ddtree.verifier.sampling import greedy
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ class StepSizes:
     rows: int
     pages: int  # of the longest sequence
     words: int  # of ancestor bits per row
+    path: int  # nodes of the longest accepted path, root included
 
 
 def row_buckets(most: int) -> list[int]:
@@ -58,6 +62,10 @@ class FixedBatch:
                 "q_len": (torch.int32, (sequences,)),
                 "seq_len": (torch.int32, (sequences,)),
                 "page_table": (torch.int32, (sequences, sizes.pages)),
+                "commit_lengths": (torch.int32, (sizes.sequences,)),
+                "commit_counts": (torch.int32, (sizes.sequences,)),
+                "commit_paths": (torch.int32, (sizes.sequences, sizes.path)),
+                "commit_pages": (torch.int32, (sizes.sequences, sizes.pages)),
                 "causal": (torch.bool, (sequences,)),
             },
             device,
@@ -65,12 +73,14 @@ class FixedBatch:
 
     def holds(self, batch: VerifyBatch) -> bool:
         """Whether the batch fits."""
-        rows, sizes = batch.rows, self._sizes
+        rows, commit, sizes = batch.rows, batch.commit, self._sizes
         return (
             0 < len(batch.tokens) <= sizes.rows
             and len(rows.q_len) <= sizes.sequences
             and rows.ancestors.shape[1] <= sizes.words
             and rows.page_table.shape[1] <= sizes.pages
+            and (commit is None or _fits(commit.path, sizes.sequences, sizes.path))
+            and (commit is None or _fits(commit.page_table, sizes.sequences, sizes.pages))
         )
 
     def first(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Rows]:
@@ -82,6 +92,12 @@ class FixedBatch:
         )
         return inputs["tokens"][:rows], inputs["positions"][:rows], inputs["slots"][:rows], layout
 
+    def commit(self) -> Commit:
+        """The paths to commit; views, too."""
+        inputs = self._inputs.device
+        lengths, counts = inputs["commit_lengths"], inputs["commit_counts"]
+        return Commit(inputs["commit_pages"], lengths, inputs["commit_paths"], counts)
+
     def clear(self, rows: int) -> None:
         """Make it a step of `rows` padding rows and nothing else."""
         self._inputs.wait()
@@ -92,13 +108,12 @@ class FixedBatch:
         """Write a batch that it holds, padded to `rows` rows. Nothing waits for the device: what is on the host goes in one
         copy, what is on the device already is copied there."""
         self._inputs.wait()
-        host, given = self._inputs.host, batch.rows
+        host, given, commit = self._inputs.host, batch.rows, batch.commit
         n, sequences = len(batch.tokens), len(given.q_len)
         words, pages = given.ancestors.shape[1], given.page_table.shape[1]
         self._pad(n, sequences, rows)
         host["ancestors"][:n, words:] = 0
-        there = []
-        for name, tensor, part in (
+        fields: list[tuple[str, Tensor, Any]] = [
             ("row_offsets", given.row_offsets, np.s_[: sequences + 1]),
             ("q_len", given.q_len, np.s_[:sequences]),
             ("seq_len", given.seq_len, np.s_[:sequences]),
@@ -108,11 +123,21 @@ class FixedBatch:
             ("tokens", batch.tokens, np.s_[:n]),
             ("positions", batch.positions, np.s_[:n]),
             ("slots", batch.slots, np.s_[:n]),
-        ):
-            if tensor.device.type == "cpu":
-                host[name][part] = tensor.numpy()
-            else:
+        ]
+        if commit is not None:
+            moved, deep, wide = len(commit.path), commit.path.shape[1], commit.page_table.shape[1]
+            fields += [
+                ("commit_lengths", commit.seq_len, np.s_[:moved]),
+                ("commit_counts", commit.n_accepted, np.s_[:moved]),
+                ("commit_paths", commit.path, np.s_[:moved, :deep]),
+                ("commit_pages", commit.page_table, np.s_[:moved, :wide]),
+            ]
+        there = []
+        for name, tensor, part in fields:
+            if tensor.is_cuda:
                 there.append((self._inputs.device[name][part], tensor))
+            else:
+                host[name][part] = tensor.numpy()
         self._inputs.send()
         for own, tensor in there:
             own.copy_(tensor)
@@ -124,6 +149,11 @@ class FixedBatch:
         host["row_offsets"][sequences:] = n
         host["row_offsets"][-1] = rows
         host["q_len"][sequences:] = 0
+        host["commit_counts"][:] = 0
+
+
+def _fits(tensor: Tensor, rows: int, columns: int) -> bool:
+    return tensor.shape[0] <= rows and tensor.shape[1] <= columns
 
 
 @dataclass(frozen=True)
@@ -135,25 +165,26 @@ class Output:
     scored: bool = False  # all rows have their logits, here or on the rank that draws
     logits: Tensor | None = None  # [T, V]
     greedy: Tensor | None = None  # [T] int32, see `sampling.greedy`
+    drawn: Tensor | None = None  # the same in pinned memory of the host, when the device is done
 
     def first(self, rows: int) -> Output:
-        parts = (None if x is None else x[:rows] for x in (self.logits, self.greedy))
+        parts = (None if x is None else x[:rows] for x in (self.logits, self.greedy, self.drawn))
         return Output(self.hidden[:rows], self.features[:rows], self.scored, *parts)
 
 
 class GraphedSteps:
-    """The graphs of one model's steps, tokens to logits."""
+    """The graphs of one model's steps."""
 
     @torch.inference_mode()
-    def __init__(
-        self, model: Model, sizes: StepSizes, *, page_size: int, spare_slot: int, vocab_size: int, device: torch.device
-    ) -> None:
-        """Records them all, the largest first so that the others fit into its memory.
+    def __init__(self, model: Model, pool: Pool, sizes: StepSizes, vocab_size: int) -> None:
+        """Records them all, the largest first so that the others fit into its memory. The pool's last page is for padding.
 
         Raises WaitsForDevice where the forward does so, as the reference attention does.
         """
-        self._model, self._logit_rows = model, LOGITS // vocab_size
-        self._batch = FixedBatch(sizes, page_size, spare_slot, device)
+        self._model, self._pool, self._logit_rows = model, pool, LOGITS // vocab_size
+        device, spare_slot = pool.device, (pool.pages - 1) * pool.page_size
+        self._batch = FixedBatch(sizes, pool.page_size, spare_slot, device)
+        self._drawn = torch.empty(sizes.rows, dtype=torch.int32, pin_memory=True)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
         self._buckets = row_buckets(sizes.rows)
         started, memory = time.perf_counter(), None
@@ -185,8 +216,13 @@ class GraphedSteps:
         return output.first(n)
 
     def _step(self, rows: int) -> Output:
+        self._pool.commit(self._batch.commit())
         hidden, features = self._model.forward(*self._batch.first(rows))
         if rows > self._logit_rows:
             return Output(hidden, features)
         logits = self._model.logits(hidden)
-        return Output(hidden, features, True, logits, None if logits is None else greedy(logits))
+        if logits is None:
+            return Output(hidden, features, scored=True)
+        y, drawn = greedy(logits), self._drawn[:rows]
+        drawn.copy_(y, non_blocking=True)
+        return Output(hidden, features, True, logits, y, drawn)

@@ -30,54 +30,53 @@ class Steps:
         self._noise = KeyedNoise(vocab_size, self._device)
         self._graphs: GraphedSteps | None = None
         if graphs is not None:
-            spare = (pool.pages - 1) * pool.page_size
             try:
-                self._graphs = GraphedSteps(
-                    model,
-                    graphs,
-                    page_size=pool.page_size,
-                    spare_slot=spare,
-                    vocab_size=vocab_size,
-                    device=self._device,
-                )
+                self._graphs = GraphedSteps(model, pool, graphs, vocab_size)
             except WaitsForDevice as error:
                 log.warning("steps run without CUDA graphs: no kernel serves this dtype or head size (%s)", error)
 
     def run(self, batch: VerifyBatch) -> VerifyResult:
-        """One step, complete when this returns; see `Target.step`. Call it in inference mode.
+        """One step; see `Target.step`. Call it in inference mode.
 
         Raises ValueError where a batch contradicts itself or the pool; nothing has happened then.
         """
         batch.check(self._pool.page_size)
-        started = time.perf_counter()
-        if batch.commit is not None:
-            self._pool.commit(to_device(batch.commit, self._device))
-        committed = time.perf_counter()
+        commit_seconds = 0.0
         if self._graphs and self._graphs.holds(batch):
             output = self._graphs.run(batch)
-            features = output.features.clone()
         else:
+            if batch.commit is not None:
+                began = time.perf_counter()
+                self._pool.commit(to_device(batch.commit, self._device))
+                commit_seconds = time.perf_counter() - began
             there = to_device((batch.tokens, batch.positions, batch.slots, batch.rows), self._device)
-            hidden, features = self._model.forward(*there)
-            output = Output(hidden, features)
-        y = self._draw(output, batch)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        verified = time.perf_counter()
-        return VerifyResult(y, features, {"commit": committed - started, "verify": verified - committed})
+            output = Output(*self._model.forward(*there))
+        y, drawn = self._draw(output, batch)
+        return VerifyResult(y, drawn, output.features, commit_seconds)
 
-    def _draw(self, output: Output, batch: VerifyBatch) -> Tensor:
+    def _draw(self, output: Output, batch: VerifyBatch) -> tuple[Tensor, Tensor]:
+        """y [M], and the same on the host."""
+        if batch.sampling is None and output.greedy is not None and output.drawn is not None:
+            return output.greedy, output.drawn
+        y = self._sampled(output, batch)
+        if y.device.type == "cpu":
+            return y, y
+        drawn = torch.empty(len(y), dtype=torch.int32, pin_memory=True)
+        return y, drawn.copy_(y, non_blocking=True)
+
+    def _sampled(self, output: Output, batch: VerifyBatch) -> Tensor:
+        nothing = torch.empty(0, dtype=torch.int32, device=self._device)
+        if batch.sampling is None:
+            logits = output.logits if output.scored else self._model.logits(output.hidden)
+            return nothing if logits is None else greedy(logits)  # None: another rank draws
         wanted = batch.sampling.row
-        count = len(wanted)
-        if not count:
-            return torch.empty(0, dtype=torch.int32, device=self._device)
-        everywhere = count == len(output.hidden) and torch.equal(wanted, torch.arange(count, device=wanted.device))
+        if not len(wanted):
+            return nothing
         certain = all_greedy(batch.sampling)  # the host knows, unless the batch came on the device
-        if everywhere and certain and output.greedy is not None:
-            return output.greedy.clone()
+        everywhere = len(wanted) == len(output.hidden) and torch.equal(wanted, torch.arange(len(wanted)).to(wanted))
         sampling, positions = to_device((batch.sampling, batch.positions), self._device)
         rows = sampling.row.long()
         logits = output.logits if everywhere and output.scored else self._model.logits(output.hidden[rows])
-        if logits is None:  # another rank draws
-            return torch.empty(0, dtype=torch.int32, device=self._device)
+        if logits is None:
+            return nothing
         return greedy(logits) if certain else sample(logits, positions[rows] + 1, sampling, self._noise)

@@ -1,4 +1,4 @@
-"""Host tensors of a step onto the target's device, all of them in one copy. Knows no model."""
+"""The tensors of a step from one device to another, all of them in one copy. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Message = TypeVar("Message")
 def to_device(message: Message, device: torch.device) -> Message:
     """`message`, a dataclass or tuple of tensors, other values and such messages, with every tensor on `device`.
 
-    Tensors that are there already are taken as they are. The others travel through one pinned buffer, which torch gives
-    to nobody else before the copy is done; the host does not wait.
+    Tensors that are there already are taken as they are. Those of a host travel to a GPU through one pinned buffer, which
+    torch gives to nobody else before the copy is done; the host does not wait. It does for those that come from one.
     """
     moved = [tensor for tensor in _tensors(message) if tensor.device != device]
     if not moved:
@@ -23,16 +23,23 @@ def to_device(message: Message, device: torch.device) -> Message:
     moved.sort(key=lambda tensor: tensor.element_size(), reverse=True)  # so that each begins at a multiple of its size
     host = [_as_bytes(tensor) for tensor in moved]
     sizes = [len(part) for part in host]
-    staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    pinned = device.type == "cuda" and moved[0].device.type == "cpu"
+    staged = torch.empty(sum(sizes), dtype=torch.uint8, device=moved[0].device, pin_memory=pinned)
     torch.cat(host, out=staged)
-    parts = staged.to(device, non_blocking=True).split(sizes)
+    parts = staged.to(device, non_blocking=pinned).split(sizes)
     arrived = {id(x): part.view(x.dtype).view(x.shape) for x, part in zip(moved, parts, strict=True)}
     return _replace(message, arrived)
 
 
+def own(message: Message) -> Message:
+    """`message` with copies of its tensors."""
+    tensors = _tensors(message)
+    return _replace(message, {id(tensor): tensor.clone() for tensor in tensors})
+
+
 def _as_bytes(tensor: Tensor) -> Tensor:
     if not tensor.numel():  # one that came from numpy has a stride of 0, which cannot be viewed
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 

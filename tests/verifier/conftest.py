@@ -86,6 +86,7 @@ class Harness:
     def step(self, *pieces: Piece, commit: Commit | None = None, padding: int = 0) -> list[Output]:
         """One step of all pieces, every row wanted. `padding` rows are added to each piece, with garbage in them."""
         result = self.target.step(self.batch(*pieces, commit=commit, padding=padding))
+        assert torch.equal(result.y.cpu(), result.drawn)
         outputs, begin, drawn = [], 0, 0
         for piece in pieces:
             n = len(piece.tokens)
@@ -95,7 +96,6 @@ class Harness:
             begin, drawn = begin + n + padding, drawn + n
             if piece.tree is None:
                 piece.sequence.tokens += piece.tokens
-        self.seconds = result.seconds
         return outputs
 
     def batch(self, *pieces: Piece, commit: Commit | None = None, padding: int = 0) -> VerifyBatch:

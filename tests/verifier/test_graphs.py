@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddtree.kernels import Rows
-from ddtree.verifier.batch import VerifyBatch
+from ddtree.verifier.batch import Commit, VerifyBatch
 from ddtree.verifier.graphs import FixedBatch, StepSizes, row_buckets
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.memory import MemoryShare
 from ddtree.verifier.transfer import to_device
 
 from .conftest import PAGE, Harness, Piece
-from .test_hf import PROMPT, prompted
+from .test_hf import PROMPT, prompted, random_paths
 
-SIZES = StepSizes(sequences=5, rows=96, pages=40, words=3)
+SIZES = StepSizes(sequences=5, rows=96, pages=40, words=3, path=6)
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs exist on no other")
 
 
@@ -73,6 +74,34 @@ def test_padding_changes_nothing(tiny: Harness, rows: int) -> None:
         tiny.release(*(piece.sequence for piece in pieces))
 
 
+def after_a_round(h: Harness, seed: int) -> VerifyBatch:
+    """Trees whose sequences have accepted paths of other trees to commit first."""
+    generator = torch.Generator().manual_seed(seed)
+    *trees, chunk = mixed(h, seed)
+    h.step(*trees, chunk)
+    commit = h.commit(trees, random_paths(trees, generator))
+    batch = h.batch(*(h.random_tree(tree.sequence, 7, 9, generator) for tree in trees), commit=commit)
+    h.release(*(piece.sequence for piece in (*trees, chunk)))  # nobody else takes their pages in these tests
+    return batch
+
+
+def test_paths_are_committed_and_padding_is_none(tiny: Harness) -> None:
+    pool = tiny.target.pool
+    fixed = FixedBatch(SIZES, PAGE, tiny.trash * PAGE, pool.device)
+    batch = to_device(after_a_round(tiny, 3), pool.device)
+    before = pool.k.clone()
+    pool.commit(batch.commit)
+    expected = pool.k.clone()
+    assert not torch.equal(expected, before)
+    pool.k.copy_(before)
+    fixed.fill(batch, 64)
+    pool.commit(fixed.commit())
+    assert torch.equal(pool.k, expected)
+    fixed.fill(dataclasses.replace(batch, commit=None), 64)
+    pool.commit(fixed.commit())
+    assert torch.equal(pool.k, expected)
+
+
 def test_a_step_of_padding_alone_runs(tiny: Harness) -> None:
     fixed = FixedBatch(SIZES, PAGE, tiny.trash * PAGE, tiny.target.device)
     fixed.clear(8)
@@ -82,9 +111,9 @@ def test_a_step_of_padding_alone_runs(tiny: Harness) -> None:
 
 
 def test_a_larger_step_is_not_held() -> None:
-    fixed = FixedBatch(StepSizes(sequences=1, rows=4, pages=2, words=1), PAGE, 0, torch.device("cpu"))
+    fixed = FixedBatch(StepSizes(sequences=1, rows=4, pages=2, words=1, path=3), PAGE, 0, torch.device("cpu"))
 
-    def batch(rows: int = 4, sequences: int = 1, pages: int = 2, words: int = 1) -> VerifyBatch:
+    def batch(rows: int = 4, sequences: int = 1, pages: int = 2, words: int = 1, path: int = 3) -> VerifyBatch:
         ints = torch.zeros(rows, dtype=torch.int32)
         spread = torch.zeros(sequences + 1, dtype=torch.int32)
         return VerifyBatch(
@@ -101,10 +130,16 @@ def test_a_larger_step_is_not_held() -> None:
                 ancestors=torch.zeros(rows, words, dtype=torch.int32),
             ),
             sampling=None,  # type: ignore[arg-type]
+            commit=Commit(
+                torch.zeros(sequences, pages, dtype=torch.int32),
+                spread[1:],
+                torch.zeros(sequences, path, dtype=torch.int32),
+                spread[1:],
+            ),
         )
 
     assert fixed.holds(batch())
-    for larger in (batch(rows=5), batch(sequences=2), batch(pages=3), batch(words=2), batch(rows=0)):
+    for larger in (batch(rows=5), batch(sequences=2), batch(pages=3), batch(words=2), batch(rows=0), batch(path=4)):
         assert not fixed.holds(larger)
 
 
@@ -155,6 +190,29 @@ def check_replay(h: Harness) -> None:
         assert torch.equal(output.logits[keep], target.logits(hidden)[:n][keep])
         assert torch.equal(output.greedy[keep], output.logits[keep].float().argmax(-1).int())
         h.release(*(piece.sequence for piece in pieces))
+
+
+@on_gpu
+@torch.inference_mode()
+def test_a_replayed_graph_commits(wide: HFTarget) -> None:
+    h, graphs, pool = Harness(wide, None), wide._steps._graphs, wide.pool
+    for seed in range(4):
+        batch = to_device(after_a_round(h, seed), wide.device)
+        n, before = len(batch.tokens), [cache.clone() for cache in pool.caches]
+        rows = next(size for size in graphs._buckets if size >= n)
+        pool.commit(batch.commit)
+        graphs._batch.fill(batch, rows)
+        _, features = wide.forward(*graphs._batch.first(rows))
+        expected = [cache.clone() for cache in pool.caches]
+        for cache, content in zip(pool.caches, before, strict=True):
+            cache.copy_(content)
+        output = graphs.run(batch)
+        torch.cuda.synchronize()
+        for cache, content in zip(pool.caches, expected, strict=True):
+            assert torch.equal(cache[:, : h.trash], content[:, : h.trash])
+        keep = real_rows(batch)
+        assert torch.equal(output.features[keep], features[:n][keep])
+        assert torch.equal(output.drawn, output.greedy.cpu())
 
 
 @on_gpu

@@ -139,7 +139,7 @@ def test_a_step_with_no_wanted_rows_draws_nothing_and_times_both_stages(tiny: Ha
     result = tiny.target.step(type(batch)(**{**vars(batch), "sampling": none}))
     assert result.y.shape == (0,) and result.y.dtype == torch.int32
     assert result.features.shape == (len(PROMPT), tiny.target.feature_size)
-    assert set(result.seconds) == {"verify", "commit"} and all(s >= 0 for s in result.seconds.values())
+    assert result.commit_seconds >= 0
     tiny.release(sequence)
 
 

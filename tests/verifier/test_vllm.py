@@ -305,7 +305,7 @@ def test_a_step_with_no_wanted_rows_draws_nothing(h: Harness) -> None:
     result = h.target.step(type(batch)(**{**vars(batch), "sampling": none}))
     assert result.y.shape == (0,) and result.y.dtype == torch.int32
     assert result.features.shape == (len(PROMPT), 3 * h.target.info.hidden_size)
-    assert set(result.seconds) == {"verify", "commit"}
+    assert result.commit_seconds >= 0
     h.release(sequence)
 
 

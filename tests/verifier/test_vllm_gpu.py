@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs a CUDA device and vLLM there: pip install vllm==0.26.0",
 )
 PAGE = 64
-GRAPHS = StepSizes(sequences=4, rows=64, pages=8, words=2)
+GRAPHS = StepSizes(sequences=4, rows=64, pages=8, words=2, path=6)
 OPTIONS = {"dtype": "bfloat16", "device": "cuda", "page_size": PAGE, "feature_layers": (1, 0, 2), "threads": None}
 RELATIVE = 0.05  # of a row's features or logits, by which bfloat16 may differ from float32
 # Sizes that the kernels serve: heads of 64; latents of real size, experts of two blocks of INT4 weights. Every row takes
