@@ -100,7 +100,7 @@ class HFTarget:
         self.pool = self._bind_pool(page_size, pages)
         if graphs is not None:
             for layer in self._decoder.layers:  # all share what is compiled for one: a third of the kernels
-                layer.compile()
+                layer.compile(options={"combo_kernels": True})
         self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
 
     @torch.inference_mode()

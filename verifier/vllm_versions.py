@@ -151,6 +151,7 @@ def load(
             use_tqdm_on_load=False,
             tensor_parallel_size=world_size,
             distributed_executor_backend="external_launcher" if world_size > 1 else None,
+            disable_custom_all_reduce=True,  # it looks for the others' GPUs by number; Ray shows a rank its own alone
             # On a CPU any other value gives wrong tokens: its rotary kernel misreads the 3-D query of latent attention.
             compilation_config={"custom_ops": ["none" if device.type == "cpu" else "all"]},
             **({"attention_backend": "CUSTOM"} if device.type == "cuda" else {}),
