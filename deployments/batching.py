@@ -8,87 +8,111 @@ gathered where they are, and prompt rows beside it go there in one copy; the res
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ddtree.deployments.requests import SamplingParams
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
 from ddtree.verifier.batch import Commit, SamplingRows, VerifyBatch
+from ddtree.verifier.sampling import GREEDY_BELOW
 from ddtree.verifier.transfer import to_device
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A batch and where each sequence's rows are in it. Sequence i of the batch is entry i: trees first, then prompt chunks."""
+    """A batch but for its trees, and where each sequence's rows are in it. Sequence i of the batch is entry i: trees first,
+    then prompt chunks. Where nothing is drafted a tree is its root: the one pending token of its sequence, which needs no
+    device to know, so it is laid out as a chunk."""
 
-    batch: VerifyBatch
     row_offsets: list[int]  # [S+1]
     trees: int  # the first so many entries are trees
     drawn: list[int]  # indices of the prompt entries the target draws for; their y follow those of the trees
-    nodes: Tensor | None  # [rows of trees] int64, which of the B · (N+1) nodes each row is; None: all, in order
+    _loose: _Loose
+    _table: Tensor  # [S, P] int32, as the next three are of Rows
+    _seq_len: Tensor  # [S] int32
+    _causal: Tensor  # [S] bool
+    _page_size: int
+    _slots: Tensor  # [T] int64, as the next two are of VerifyBatch
+    _sampling: SamplingRows | None
+    _commit: Commit | None
 
-    def tree_y(self, y: Tensor, tree: DraftTree) -> Tensor:
-        """y [M] of the step -> [B, N+1] per node of each tree, -1 where a tree has no such row."""
+    def batch(self, tree: DraftTree | None) -> tuple[VerifyBatch, Tensor | None]:
+        """With the trees [B, N+1] of the drafted entries: the batch, and which of the B · (N+1) nodes each row of a tree is,
+        [rows of trees] int64 (None: all, in order)."""
+        loose = self._loose
+        if tree and (len(loose.tokens) or loose.nodes is not None):
+            loose = to_device(loose, tree.tokens.device)
+        tokens, positions, ancestors, q_len = _rows(tree, loose)
+        rows = Rows(
+            row_offsets=_int32(self.row_offsets),
+            q_len=q_len,
+            seq_len=self._seq_len,
+            page_table=self._table,
+            page_size=self._page_size,
+            causal=self._causal,
+            ancestors=ancestors,
+        )
+        batch = VerifyBatch(tokens, positions, self._slots, rows, self._sampling, self._commit)
+        return batch, loose.nodes
+
+    def tree_y(self, y: Tensor, tree: DraftTree, nodes: Tensor | None) -> Tensor:
+        """y [M] of the step -> [B, N+1] per node of each tree, -1 where a tree has no such row. `nodes` as `batch` gave it."""
         y = y[: self.row_offsets[self.trees]].to(tree.tokens.device)
-        if self.nodes is None:
+        if nodes is None:
             return y.view(tree.tokens.shape)
-        return torch.full_like(tree.tokens, -1).flatten().index_copy_(0, self.nodes, y).view(tree.tokens.shape)
+        return torch.full_like(tree.tokens, -1).flatten().index_copy_(0, nodes, y).view(tree.tokens.shape)
 
 
 @dataclass(frozen=True)
-class _Chunks:
+class _Loose:
     """Rows that no tree has, and which rows of the trees are wanted: what goes to where the trees are."""
 
     tokens: Tensor  # [rows of chunks] int32
     positions: Tensor  # [rows of chunks] int32
     q_len: Tensor  # [S] int32, of trees the most that it can be
-    nodes: Tensor | None  # see Layout
+    nodes: Tensor | None  # see Layout.batch
 
 
-def lay_out(
-    entries: list[Entry], tree: DraftTree | None, budgets: list[int], page_size: int, scratch_page: int
-) -> Layout:
-    """`entries`: trees first, then prompts; `tree` holds the trees [B, N+1], `budgets` their node counts besides the root.
-    Without `tree` they are roots alone: the one pending token of their sequences, which needs no device to know.
+def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_page: int) -> Layout:
+    """`entries`: trees first, then prompts; `budgets`: the trees' node counts besides the root, all 0 where none is drafted.
 
     Rows that are in the pool for good (`Sequence.stored`) write to `scratch_page`, which belongs to no sequence.
     """
     counts = [budget + 1 for budget in budgets] + [entry.rows for entry in entries[len(budgets) :]]
-    offsets = [0]
-    for count in counts:
-        offsets.append(offsets[-1] + count)
+    offsets = [0, *accumulate(counts)]
     sequences = [entry.sequence for entry in entries]
     computed = [sequence.computed for sequence in sequences]
-    trees = len(budgets) if tree else 0  # a root alone is a chunk of one row
+    drafted = any(budgets)
+    trees = len(budgets) if drafted else 0
     chunks = [(sequences[i].tokens, range(computed[i], computed[i] + counts[i])) for i in range(trees, len(entries))]
-    loose = _Chunks(
+    loose = _Loose(
         tokens=_int32([token for tokens, span in chunks for token in tokens[span.start : span.stop]]),
         positions=_int32([at for _, span in chunks for at in span]),
         q_len=_int32(counts),
-        nodes=_nodes(tree, budgets) if tree else None,
+        nodes=_nodes(budgets) if drafted else None,
     )
-    if tree and (chunks or loose.nodes is not None):
-        loose = to_device(loose, tree.tokens.device)
-    tokens, positions, ancestors, q_len = _rows(tree, loose)
     table = page_table(sequences)
-    rows = Rows(
-        row_offsets=_int32(offsets),
-        q_len=q_len,
-        seq_len=_int32(computed),
-        page_table=table,
-        page_size=page_size,
-        causal=torch.from_numpy(np.arange(len(entries)) >= trees),
-        ancestors=ancestors,
-    )
-    slots = _slots(table, computed, counts, [s.stored for s in sequences], page_size, scratch_page)
     drawn = [i for i in range(len(budgets), len(entries)) if entries[i].finishes]
-    sampling = _sampling(entries, offsets, len(budgets), drawn)
-    batch = VerifyBatch(tokens, positions, slots, rows, sampling, _commit(sequences))
-    return Layout(batch, offsets, len(budgets), drawn, loose.nodes)
+    return Layout(
+        offsets,
+        len(budgets),
+        drawn,
+        loose,
+        table,
+        _int32(computed),
+        torch.from_numpy(np.arange(len(entries)) >= trees),
+        page_size,
+        _slots(table, computed, counts, [s.stored for s in sequences], page_size, scratch_page),
+        _sampling(entries, offsets, len(budgets), drawn),
+        _commit(sequences),
+    )
 
 
 def page_table(sequences: list[Sequence]) -> Tensor:
@@ -99,15 +123,15 @@ def page_table(sequences: list[Sequence]) -> Tensor:
     return torch.from_numpy(table)
 
 
-def _nodes(tree: DraftTree, budgets: list[int]) -> Tensor | None:
-    """See Layout.nodes."""
-    width = tree.tokens.shape[1]
+def _nodes(budgets: list[int]) -> Tensor | None:
+    """See Layout.batch."""
+    width = max(budgets) + 1
     if all(budget + 1 == width for budget in budgets):
         return None
     return torch.tensor([i * width + node for i, budget in enumerate(budgets) for node in range(budget + 1)])
 
 
-def _rows(tree: DraftTree | None, loose: _Chunks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _rows(tree: DraftTree | None, loose: _Loose) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """tokens [T], positions [T], ancestors [T, W] and q_len [S]: the trees' rows, then the chunks'."""
     if tree is None:
         return loose.tokens, loose.positions, torch.zeros(len(loose.tokens), 1, dtype=torch.int32), loose.q_len
@@ -134,19 +158,27 @@ def _slots(
     return torch.from_numpy(page * page_size + at % page_size)
 
 
-def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[int]) -> SamplingRows:
-    counts = np.diff(offsets[: trees + 1]).tolist() + [1] * len(drawn)
+def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[int]) -> SamplingRows | None:
+    counts = [end - begin for begin, end in pairwise(offsets[: trees + 1])] + [1] * len(drawn)
     params = [entries[i].sequence.request.sampling for i in [*range(trees), *drawn]]
+    row = [*range(offsets[trees]), *(offsets[i + 1] - 1 for i in drawn)]
+    if len(row) == offsets[-1] and all(p.temperature < GREEDY_BELOW for p in params):
+        return None
+    return SamplingRows(_int32(row), *_repeated(tuple(params), tuple(counts)))
+
+
+@lru_cache(maxsize=64)  # from round to round the same sequences decode with trees of the same size
+def _repeated(params: tuple[SamplingParams, ...], counts: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """temperature, top_p, top_k and seed of every row; nobody writes to them."""
 
     def each(values: list[Any], dtype: Any) -> Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype), counts))
 
-    return SamplingRows(
-        row=_int32([*range(offsets[trees]), *(offsets[i + 1] - 1 for i in drawn)]),
-        temperature=each([p.temperature for p in params], np.float32),
-        top_p=each([p.top_p for p in params], np.float32),
-        top_k=each([p.top_k for p in params], np.int32),
-        seed=each([p.seed for p in params], np.int64),
+    return (
+        each([p.temperature for p in params], np.float32),
+        each([p.top_p for p in params], np.float32),
+        each([p.top_k for p in params], np.int32),
+        each([p.seed for p in params], np.int64),
     )
 
 

@@ -9,6 +9,7 @@ from ddtree.deployments.sizing import step_rows
 from ddtree.kernels.tree import ancestor_words
 
 TENSORS = 32  # in a message, at most; each is aligned
+NODE = 6 * 4  # bytes of a tree's node besides its ancestors
 ROW = 4 + 4 + 8 + (4 + 4 + 4 + 4 + 8)  # bytes of a batch's row: token, position, slot, and its sampling parameters
 
 
@@ -33,10 +34,12 @@ def of_drafter(config: AppConfig, models: Models) -> Bound:
 
 
 def of_router(config: AppConfig, models: Models) -> Bound:
-    """A batch: per row its numbers and ancestor bits, per sequence a page table for the step and one for its commit."""
-    words = ancestor_words(config.tree.max_budget + 1)
+    """A batch: per row its numbers and ancestor bits, per sequence a page table for the step, one for its commit, and its
+    tree where that is built in the outbox."""
+    nodes = config.tree.max_budget + 1
+    words = ancestor_words(nodes)
     pages = sequence_pages(config, models) + 1
-    sequence = 2 * 4 * pages + 4 * (config.tree.max_budget + 1) + 64
+    sequence = 2 * 4 * pages + nodes * (4 + NODE + 4 * words) + 64
     limit = f"{_rows(config)}, {words} words of ancestors in each, and {pages} pages a sequence"
     return _bound(step_rows(config)[0] * (ROW + 4 * words) + config.scheduler.max_sequences * sequence, limit)
 

@@ -20,10 +20,10 @@ class Desk:
 
     def __init__(self, thread: DeviceThread, outbox: Outbox, methods: Mapping[str, Callable[..., Any]]) -> None:
         """A method takes messages or plain values, and returns a message that fits the outbox."""
-        self._thread, self._outbox, self._methods = thread, outbox, methods
+        self._outbox, self._methods = outbox, methods
         self._inboxes: dict[str, Inbox] = {}  # by role: who replaces a dead one replaces its inbox
         self.address: Path = shared_memory.own_folder() / f"{outbox.arena.owner}-calls"
-        Server(self.address, self._handle)
+        thread.run(Server, self.address, self._handle, thread)
 
     @property
     def arena(self) -> Arena:
@@ -32,13 +32,10 @@ class Desk:
 
     def introduce(self, role: str, arena: Arena) -> None:
         """From now on letters of this role, "router" or "verifier", are read from this arena."""
-        self._inboxes[role] = Inbox(arena)
+        self._inboxes = {**self._inboxes, role: Inbox(arena)}  # the device thread may be looking for one
 
     def _handle(self, method: str, *args: Any) -> Letter:
-        return self._thread.run(self._compute, self._methods[method], *args)
-
-    def _compute(self, run: Callable[..., Any], *args: Any) -> Letter:
-        answer = self._outbox.write(run(*map(self._open, args)))
+        answer = self._outbox.write(self._methods[method](*map(self._open, args)))
         for arg in args:
             if isinstance(arg, Letter):
                 self._inbox(arg).check(arg)  # all that was read was still there

@@ -6,9 +6,11 @@ Every way a peer fails is turned into PeerLost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
+import torch
 from ray.actor import ActorHandle
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from ddtree.deployments.mailbox import Inbox, Letter, Outbox, StaleMessage
 from ddtree.deployments.peers import LOST, Verified, lose, why
 from ddtree.deployments.round_loop import PeerLost
 from ddtree.drafter.items import Candidates, DraftItem
+from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
 
@@ -75,6 +78,11 @@ class MailVerifier:
         self._lines = [Line(rank, timeout_s) for rank in ranks]
         for line in self._lines:
             line.introduce("router", arena)
+
+    def room(self) -> Allocate | None:
+        """The outbox, where that is on a GPU."""
+        self._outbox.discard()  # what a round reserved that came to nothing
+        return partial(self._outbox.empty, dtype=torch.int32) if self._outbox.arena.data.is_cuda else None
 
     def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Verified]:
         """Raises PeerLost, and RuntimeError where all ranks live but the step failed: trying again would not help."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,8 +22,7 @@ from ddtree.deployments import shared_memory, wire
 ALIGNMENT = 256  # bytes; what the widest loads of a kernel want
 INLINE = 4096  # bytes; a CPU tensor below this travels in the letter
 WRITING = 0  # in the header: the half is being written; messages count from 1
-
-Spot = tuple[int, tuple[int, ...], torch.dtype]  # bytes from the start of the half, shape, dtype
+VIEWS = 512  # of an arena that a process keeps; most shapes of a message are those of one before
 
 
 class StaleMessage(RuntimeError):
@@ -49,15 +49,6 @@ class Arena:
     header: Tensor  # 16 bytes of shared host memory: two int64, the number of the message in each half
     data: Tensor  # [2 · bytes of a half] uint8, on the owner's device
 
-    @property
-    def numbers(self) -> Tensor:
-        return self.header.view(torch.int64)
-
-    def half(self, number: int) -> Tensor:
-        """Where message `number` lies."""
-        size = len(self.data) // 2
-        return self.data[number % 2 * size :][:size]
-
 
 @dataclass(frozen=True)
 class Letter:
@@ -66,6 +57,28 @@ class Letter:
     owner: str  # of the arena
     number: int
     body: bytes
+
+
+class _Mapped:
+    """An arena as this process sees it. A torch call takes microseconds, so what is made of it is made once."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.numbers = arena.header.numpy().data.cast("q")  # of the message in each half
+        self.size = len(arena.data) // 2  # of a half
+        self._views: dict[tuple[int, wire.Shape, torch.dtype], Tensor] = {}
+
+    def view(self, number: int, at: int, shape: wire.Shape, dtype: torch.dtype) -> Tensor:
+        """A tensor of message `number`, `at` bytes from the start of its half."""
+        begin = number % 2 * self.size + at
+        key = begin, shape, dtype
+        if (view := self._views.get(key)) is None:
+            if len(self._views) == VIEWS:
+                self._views.clear()
+            with torch.inference_mode(False):  # it may be used with and without later on
+                view = self.arena.data[begin : begin + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            self._views[key] = view
+        return view
 
 
 class Outbox:
@@ -80,74 +93,101 @@ class Outbox:
         else:
             data = torch.empty(2 * half, dtype=torch.uint8, device=device)
         self.arena = Arena(owner, header, data)
-        self._bound, self._number = bound, 0
+        self._mapped, self._bound = _Mapped(self.arena), bound
+        self._number = 1  # of the next message
+        self._used = self._reserved = 0  # bytes of its half
+        self._device, self._on_host, self._start = data.device, data.is_cpu, data.data_ptr()
+
+    def empty(self, shape: wire.Shape, dtype: torch.dtype) -> Tensor:
+        """Memory in the half of the next message, on the arena's device: a tensor that lies there when the message is written
+        need not be copied. From the first of them on, the message that was in that half is gone.
+
+        Raises MessageTooLarge, and like `discard` forgets what was reserved.
+        """
+        try:
+            view = self._take(tuple(shape), dtype)
+        except MessageTooLarge:
+            self.discard()
+            raise
+        self._reserved = self._used
+        return view
+
+    def discard(self) -> None:
+        """Forget what was reserved for a message that will not be written."""
+        self._used = self._reserved = 0
 
     def write(self, message: Any) -> Letter:
         """The message, complete when this returns. It can be read until the second `write` from here begins.
 
+        Pinned host tensors of it may still be on their way from the device, on the current stream.
         Raises MessageTooLarge; the message before stays readable then.
         """
-        arena, number = self.arena, self._number + 1
-        half, used = arena.half(number), 0
-        arena.numbers[number % 2] = WRITING
+        number = self._number
+        self._mapped.numbers[number % 2] = WRITING
+        try:
+            body = wire.dumps(message, self._place, self._wait)
+        finally:
+            self.discard()
+        self._mapped.numbers[number % 2] = number
+        self._number += 1
+        return Letter(self.arena.owner, number, body)
 
-        def place(tensor: Tensor) -> Spot | None:
-            nonlocal used
-            if not self._belongs(tensor):
-                return None
-            at, used = used, used + -(-_bytes(tensor) // ALIGNMENT) * ALIGNMENT
-            if used > len(half):
-                raise MessageTooLarge(
-                    f"a message of {used} bytes or more does not fit an outbox for {len(half)} ({self._bound.limit})"
-                )
-            spot = at, tuple(tensor.shape), tensor.dtype
-            _view(half, spot).copy_(tensor)
-            return spot
+    def _place(self, tensor: Tensor) -> int | None:
+        """Bytes from the start of the half where the tensor is, or is being copied to; None where it is to travel."""
+        if tensor.is_cpu != self._on_host or tensor.device != self._device:
+            return None
+        if self._reserved and (at := self._lies_at(tensor)) is not None:
+            return at
+        if self._on_host and tensor.nbytes < INLINE:
+            return None
+        at = self._used
+        self._take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        return at
 
-        body = wire.dumps(message, place)
-        if half.is_cuda and used:
-            torch.cuda.current_stream(half.device).synchronize()
-        arena.numbers[number % 2] = self._number = number
-        return Letter(arena.owner, number, body)
+    def _lies_at(self, tensor: Tensor) -> int | None:
+        """Where, if in what was reserved for this message."""
+        at = tensor.data_ptr() - self._start - self._number % 2 * self._mapped.size
+        return at if 0 <= at < self._reserved and tensor.is_contiguous() else None
 
-    def _belongs(self, tensor: Tensor) -> bool:
-        """Whether the tensor lies on the arena's device and is better off in the arena."""
-        if tensor.device != self.arena.data.device:
-            return False
-        return tensor.is_cuda or _bytes(tensor) >= INLINE
+    def _take(self, shape: wire.Shape, dtype: torch.dtype) -> Tensor:
+        """The next part of the half. Raises MessageTooLarge."""
+        at = self._used
+        self._used += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        if self._used > self._mapped.size:
+            raise MessageTooLarge(
+                f"a message of {self._used} bytes or more does not fit an outbox for {self._mapped.size} "
+                f"({self._bound.limit})"
+            )
+        self._mapped.numbers[self._number % 2] = WRITING
+        return self._mapped.view(self._number, at, shape, dtype)
+
+    def _wait(self) -> None:
+        """For the copies of this message, into the arena and to the host."""
+        if not self._on_host:
+            torch.cuda.current_stream(self._device).synchronize()
 
 
 class Inbox:
     """A reader's view of another actor's outbox."""
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        self._mapped = _Mapped(arena)
 
     @property
     def owner(self) -> str:
-        return self._arena.owner
+        return self._mapped.arena.owner
 
     def read(self, letter: Letter) -> Any:
         """The message; its tensors are views of the arena. Raises StaleMessage."""
         self.check(letter)
-        half = self._arena.half(letter.number)
-        return wire.loads(letter.body, lambda spot: _view(half, spot))
+        return wire.loads(letter.body, partial(self._mapped.view, letter.number))
 
     def check(self, letter: Letter) -> None:
         """Whether the message is there. After its tensors were used: whether it was there all the time. Raises StaleMessage."""
-        arena = self._arena
-        if letter.owner != arena.owner:
-            raise StaleMessage(f"message {letter.number} was written by {letter.owner}, not by {arena.owner}")
-        held = int(arena.numbers[letter.number % 2])
-        if held != letter.number:
+        owner, number = self.owner, letter.number
+        if letter.owner != owner:
+            raise StaleMessage(f"message {number} was written by {letter.owner}, not by {owner}")
+        held = self._mapped.numbers[number % 2]
+        if held != number:
             now = "another is being written" if held == WRITING else f"message {held} is"
-            raise StaleMessage(f"message {letter.number} of outbox {arena.owner} is gone: {now} in its place")
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _view(half: Tensor, spot: Spot) -> Tensor:
-    at, shape, dtype = spot
-    return half[at : at + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            raise StaleMessage(f"message {number} of outbox {owner} is gone: {now} in its place")

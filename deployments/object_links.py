@@ -72,6 +72,9 @@ class ObjectVerifier:
         self._step = first.step.options(tensor_transport=node_transport.NAME) if mapped else first.step
         self._mapped, self._timeout = mapped, timeout_s
 
+    def room(self) -> None:
+        """Batches are copied."""
+
     def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Verified]:
         """Raises PeerLost, and RuntimeError where all ranks live but the step failed: trying again would not help."""
         data = wire.dumps(batch)

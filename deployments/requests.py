@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 STAGES = ("draft", "build", "verify", "accept", "commit")
 
@@ -47,6 +47,11 @@ class RequestStats:
     cached_tokens: int = 0  # prompt tokens whose KV rows another request had left
     prefill_seconds: float = 0.0
     queue_seconds: float = 0.0
+
+    def copy(self) -> RequestStats:
+        """As they are now: the next round writes on."""
+        histogram, seconds = list(self.acceptance_histogram), dict(self.stage_seconds)
+        return replace(self, acceptance_histogram=histogram, stage_seconds=seconds)
 
 
 @dataclass(frozen=True)

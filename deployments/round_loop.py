@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from copy import deepcopy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -20,10 +19,12 @@ from torch import Tensor
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
 from ddtree.deployments.requests import Delta
+from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
 from ddtree.kernels import DraftTree, tree_accept, tree_build
+from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ class DrafterPeer(Protocol):
 
 class VerifierPeer(Protocol):
     """The verifier group. `step` also gives a reference to the result, which a drafter can read features from."""
+
+    def room(self) -> Allocate | None:
+        """Makes tensors that the next batch can hold without a copy. None: any will do."""
+        ...
 
     def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
         """Raises PeerLost."""
@@ -99,6 +104,7 @@ class RoundLoop:
         self._leaving: dict[str, Callable[[], Any]] = {}  # those of them that draft until others have their sequences
         self.totals = Totals()
         self._emit, self._device = emit, torch.device(device)
+        self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
 
@@ -133,17 +139,23 @@ class RoundLoop:
     def fail_running(self, error: Exception) -> None:
         """A fault in a round: end what was running with the error."""
         self._features, self._new_context = None, {}
-        for sequence in list(self.scheduler.running):
-            self._end(sequence, damaged=True)
-            self._emit(sequence, error)
+        self._fail(self.scheduler.running, error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Nobody can serve: end what runs and what waits with the error."""
+        self.fail_running(error)
+        self._fail(self.scheduler.waiting, error)
+
+    def drop_cancelled(self) -> None:
+        for sequence in self.scheduler.drop_cancelled():
+            self._release(sequence)
 
     # -- one round -------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
         """One round. False when there was nothing to do. Raises PeerLost when the verifier is gone; the round then never
         happened, as far as any sequence's tokens go."""
-        for sequence in self.scheduler.drop_cancelled():
-            self._release(sequence)
+        self.drop_cancelled()
         self._assign_drafters()
         entries = self.scheduler.plan()
         if not entries:
@@ -155,15 +167,14 @@ class RoundLoop:
                 entry.sequence.stats.queue_seconds = now - entry.sequence.arrival
         trees = [entry for entry in entries if entry.sequence.decoding]
         work = Round(entries, trees, [entry.budget for entry in trees])
-        candidates = self._timed(work, "draft", lambda: self._draft(work))
+        candidates, layout = self._timed(work, "draft", lambda: self._draft(work))
         tree = self._timed(work, "build", lambda: self._build(work, candidates))
-        pages = self.scheduler.pages
-        layout = lay_out(entries, tree, work.budgets, pages.page_size, scratch_page=pages.pages)
-        result, reference = self._timed(work, "verify", lambda: self.verifier.step(layout.batch))
-        work.seconds["commit"] = result.seconds["commit"]
-        work.seconds["verify"] -= work.seconds["commit"]
+        batch, nodes = layout.batch(tree)
+        result, reference = self._timed(work, "verify", lambda: self.verifier.step(batch))
+        work.seconds["commit"] = result.commit_seconds
+        work.seconds["verify"] -= result.commit_seconds
         self._features, self._new_context = reference, {}
-        drawn = self._timed(work, "accept", lambda: self._accept(layout, tree, result.y))
+        drawn = self._timed(work, "accept", lambda: self._accept(layout, tree, nodes, result))
         self._settle(work, layout, drawn)
         self.totals.rounds += 1
         return True
@@ -188,8 +199,9 @@ class RoundLoop:
         for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
             self.forget_drafter(drafter, "it left")
 
-    def _draft(self, work: Round) -> tuple[Tensor, Tensor] | None:
-        """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft."""
+    def _draft(self, work: Round) -> tuple[tuple[Tensor, Tensor] | None, Layout]:
+        """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft. The batch is
+        laid out for them while the drafters work."""
         items: dict[str, list[DraftItem]] = {}
         wanted: dict[str, list[int]] = {}
         for i, entry in enumerate(work.trees):
@@ -203,12 +215,22 @@ class RoundLoop:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=False))
         for drafter_id, part in items.items():
             self._drafter_call(drafter_id, partial(_start, part, self._features))
+        drafting = {i for rows in wanted.values() for i in rows}
+        expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
+        layout = self._lay_out(work, expected)
         found: list[tuple[list[int], Tensor, Tensor]] = []
         for drafter_id in items:
             answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
             if answer is not None and drafter_id in wanted:
                 found.append((wanted[drafter_id], *answer))
-        return self._merge(work, found)
+        candidates = self._merge(work, found)
+        if work.budgets != expected:  # a draft that was started did not come
+            layout = self._lay_out(work, work.budgets)
+        return candidates, layout
+
+    def _lay_out(self, work: Round, budgets: list[int]) -> Layout:
+        pages = self.scheduler.pages
+        return lay_out(work.entries, budgets, pages.page_size, scratch_page=pages.pages)
 
     def _drafter_call(self, drafter_id: str, call: Callable[[DrafterPeer], Any]) -> Any:
         drafter = self.drafters.get(drafter_id)
@@ -256,20 +278,23 @@ class RoundLoop:
         if candidates is None:
             return None
         sequences = [entry.sequence for entry in work.trees]
-        numbers = [[s.tokens[-1] for s in sequences], [s.computed for s in sequences], work.budgets]
-        root, seq_len, budget = torch.tensor(numbers, dtype=torch.int32).to(self._device).unbind()
-        return tree_build(*candidates, root=root, seq_len=seq_len, budget=budget, max_budget=max(work.budgets))
+        roots, lengths = [s.tokens[-1] for s in sequences], [s.computed for s in sequences]
+        numbers = self._memory.numbers(roots, lengths, work.budgets)
+        room, size = self.verifier.room(), (len(sequences), candidates[0].shape[1], max(work.budgets))
+        out = room and DraftTree.allocate(*size, room)
+        return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
 
-    def _accept(self, layout: Layout, tree: DraftTree | None, y: Tensor) -> Drawn:
-        """The walk down each tree. Only its result goes to the host, in one copy, and the host waits for nothing else."""
+    def _accept(self, layout: Layout, tree: DraftTree | None, nodes: Tensor | None, result: VerifyResult) -> Drawn:
+        """The walk down each tree. The host waits for nothing else."""
+        y = result.drawn.tolist()
         if tree is None:
-            return Drawn(y.tolist(), [[0]] * layout.trees)
-        accepted = tree_accept(layout.tree_y(y, tree), tree)
-        lengths, paths = accepted.n_accepted, accepted.path
-        host = torch.cat([lengths, paths.flatten(), y.to(lengths.device)]).cpu()
-        lengths, walks, drawn = host.split([len(lengths), paths.numel(), len(y)])
-        walked = zip(walks.view(paths.shape).tolist(), lengths.tolist(), strict=True)
-        return Drawn(drawn.tolist(), [path[:n] for path, n in walked])
+            return Drawn(y, [[0]] * layout.trees)
+        on_nodes = layout.tree_y(result.y, tree, nodes)
+        accepted = tree_accept(on_nodes, tree, out=self._memory.walk(len(on_nodes), tree.max_depth))
+        if on_nodes.is_cuda:
+            torch.cuda.current_stream(on_nodes.device).synchronize()
+        walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)
+        return Drawn(y, [path[:n] for path, n in walks])
 
     def _settle(self, work: Round, layout: Layout, drawn: Drawn) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""
@@ -324,9 +349,13 @@ class RoundLoop:
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:
-            stats = deepcopy(sequence.stats)  # the next round writes on
-            self._emit(sequence, Delta(tuple(sequence.unsent), reason, stats))
+            self._emit(sequence, Delta(tuple(sequence.unsent), reason, sequence.stats.copy()))
             sequence.unsent.clear()
+
+    def _fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
+        for sequence in list(sequences):
+            self._end(sequence, damaged=True)
+            self._emit(sequence, error)
 
     def _end(self, sequence: Sequence, *, damaged: bool = False) -> None:
         self.scheduler.finish(sequence, damaged=damaged)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,9 @@ import pytest
 from ddtree.deployments.channel import Caller, CallFailed, results
 
 SERVER = """
-import pathlib, sys, time
+import pathlib, sys, threading, time
 from ddtree.deployments.channel import Server
+from ddtree.deployments.device_thread import DeviceThread
 
 def handle(method, *args):
     if method == "sleep":
@@ -26,27 +30,56 @@ def handle(method, *args):
         raise ValueError("no such thing")
     if method == "end":
         raise ConnectionAbortedError("the process is ending")
-    return args
+    return threading.current_thread().name if method == "thread" else args
 
-Server(pathlib.Path(sys.argv[1]), handle)
+thread = DeviceThread(float(sys.argv[2]))
+thread.run(Server, pathlib.Path(sys.argv[1]), handle, thread)
 print("listening", flush=True)
-time.sleep(600)
+sys.stdin.readline()
 """
 
 
-Started = tuple[Path, "subprocess.Popen[bytes]"]
+@dataclass(frozen=True)
+class Started:
+    path: Path
+    process: subprocess.Popen[bytes]
+    awake_s: float
+
+    def caller(self, timeout_s: float = 20) -> Caller:
+        return Caller(self.path, timeout_s, self.awake_s)
+
+    def end(self) -> None:
+        """In good order: its main thread is done."""
+        assert self.process.stdin
+        self.process.stdin.close()
+
+
+@pytest.fixture(params=[0, 0.005], ids=["asleep", "awake"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Started]]:
+    """Starts servers."""
+    started: list[Started] = []
+
+    def begin() -> Started:
+        path = tmp_path / f"calls-{len(started)}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(path), str(request.param)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        started.append(Started(path, process, request.param))
+        assert process.stdout and process.stdout.readline() == b"listening\n"
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.process.kill()
+        server.process.wait()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Started]:
-    path = tmp_path / "calls"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert process.stdout and process.stdout.readline() == b"listening\n"
-    yield path, process
-    process.kill()
-    process.wait()
+def server(start: Callable[[], Started]) -> Started:
+    return start()
 
 
 def call(caller: Caller, method: str, *args: Any) -> Any:
@@ -55,24 +88,33 @@ def call(caller: Caller, method: str, *args: Any) -> Any:
 
 
 def test_values_and_errors_come_back(server: Started) -> None:
-    caller = Caller(server[0], 10)
+    caller = server.caller()
     assert call(caller, "echo", 1, "two") == (1, "two")
     with pytest.raises(CallFailed, match="ValueError: no such thing"):
         call(caller, "raise")
     large = bytes(3_000_000)
     assert call(caller, "echo", large) == (large,), "and the connection is still good"
+    assert call(caller, "thread") == call(server.caller(), "thread") == "device"
 
 
 def test_an_end_in_good_order_is_no_failed_call(server: Started) -> None:
     with pytest.raises(ConnectionResetError):
-        call(Caller(server[0], 10), "end")
-    assert call(Caller(server[0], 10), "echo") == ()
+        call(server.caller(), "end")
+    caller, idle = server.caller(), server.caller()
+    assert call(caller, "echo") == call(idle, "echo") == ()
+    caller.start("sleep", 1)
+    time.sleep(0.1)
+    server.end()
+    assert caller.result() == (1,), "what has begun is finished"
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):
+        call(idle, "echo")
+    assert server.process.wait(5) == 0
 
 
 def test_a_death_is_known_at_once(server: Started) -> None:
-    caller = Caller(server[0], 60)
+    caller = server.caller(60)
     caller.start("sleep", 60)
-    os.kill(server[1].pid, signal.SIGKILL)
+    os.kill(server.process.pid, signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(ConnectionResetError):
         caller.result()
@@ -81,19 +123,38 @@ def test_a_death_is_known_at_once(server: Started) -> None:
 
 @pytest.mark.parametrize("size", [0, 50_000_000])
 def test_a_hang_ends_at_the_deadline(server: Started, size: int) -> None:
-    caller = Caller(server[0], 0.5)
-    os.kill(server[1].pid, signal.SIGSTOP)
+    caller = server.caller(0.5)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may be answering still
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         call(caller, "echo", bytes(size))
     assert 0.4 < time.monotonic() - started < 3
-    os.kill(server[1].pid, signal.SIGCONT)
+    os.kill(server.process.pid, signal.SIGCONT)
     with pytest.raises(OSError, match="Bad file"):
         call(caller, "echo")
 
 
-def test_of_many_the_first_failure_ends_the_wait(server: Started) -> None:
-    callers = [Caller(server[0], 20) for _ in range(3)]
+def test_one_caller_keeps_no_other_waiting(server: Started) -> None:
+    """One stops in the middle of a message, one takes no answer, one is gone, one sends nonsense."""
+    half, deaf, gone, foreign = (socket.socket(socket.AF_UNIX) for _ in range(4))
+    for other in (half, deaf, gone, foreign):
+        other.connect(str(server.path))
+    half.sendall((100).to_bytes(8, "little") + b"half")
+    message = pickle.dumps(("echo", (bytes(5_000_000),)))
+    deaf.sendall(len(message).to_bytes(8, "little") + message)
+    gone.sendall(len(message).to_bytes(8, "little") + message)
+    gone.close()
+    foreign.sendall((4).to_bytes(8, "little") + b"what")
+    assert call(server.caller(5), "echo", 1) == (1,)
+    assert foreign.recv(1) == b""
+    with deaf.makefile("rb") as answer:
+        assert pickle.loads(answer.read(int.from_bytes(answer.read(8), "little"))).value == (bytes(5_000_000),)
+    assert call(server.caller(5), "echo", 2) == (2,)
+
+
+def test_of_many_the_first_failure_ends_the_wait(start: Callable[[], Started]) -> None:
+    callers = [start().caller() for _ in range(3)]
     for i, caller in enumerate(callers):
         caller.start("echo", i)
     assert results(callers) == [(0,), (1,), (2,)]

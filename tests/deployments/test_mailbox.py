@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.deployments.sizing import step_rows
 from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.items import Candidates
-from ddtree.kernels import tree_build
+from ddtree.kernels import DraftTree, tree_build
 from ddtree.verifier.batch import VerifyResult
 from ddtree.verifier.model_dir import TargetInfo
 
@@ -57,7 +59,7 @@ def peer(outbox: Outbox) -> Inbox:
 )
 @settings(max_examples=60, deadline=None)
 def test_what_is_read_is_what_was_written(device: str, wanted: list[tuple[torch.dtype, list[int], bool]]) -> None:
-    outbox = Outbox(device, MIB)
+    outbox = Outbox(device, Bound(6 << 20, "six tensors of 1 MB"))
     inbox = peer(outbox)
     for i in range(3):
         tensors = [torch.randint(0, 2, [2, *shape]).to(device, dtype) for dtype, shape, _ in wanted]
@@ -90,6 +92,78 @@ def test_one_that_is_overwritten_while_it_is_used_is_noticed() -> None:
         outbox.write([torch.zeros(INLINE), {}.keys()])  # fails half way: pickle does not take it
     with pytest.raises(StaleMessage, match="another is being written"):
         inbox.check(letter)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_lies_in_reserved_memory_is_not_copied(device: str) -> None:
+    outbox = Outbox(device, MIB)
+    inbox, last = peer(outbox), []
+    for i in range(6):
+        numbers = [outbox.empty((3, 5), torch.int32), outbox.empty((7,), torch.bfloat16)]
+        assert len(last) < 2 or [id(x) for x in numbers] == last[-2], "the same views every other time"
+        last.append([id(x) for x in numbers])
+        numbers[0].fill_(i)
+        numbers[1].fill_(i + 1)
+        other = torch.full((INLINE,), i, dtype=torch.float64, device=device)
+        letter = outbox.write([numbers[0].flatten(), other, numbers[0].T, numbers[1][2:], numbers[0][1:2]])
+        numbers[1][2] = -1  # seen by the reader
+        flat, copied, turned, tail, row = inbox.read(letter)
+        assert flat.tolist() == [i] * 15 and turned.tolist() == [[i] * 3] * 5 and row.tolist() == [[i] * 5]
+        assert tail.tolist() == [-1, *[i + 1] * 4] and torch.equal(copied, other)
+
+
+def test_reserving_ends_the_message_that_was_there() -> None:
+    outbox = Outbox("cpu", MIB)
+    inbox, letters = peer(outbox), [outbox.write(torch.full((INLINE,), i)) for i in range(2)]
+    inbox.read(letters[0])
+    outbox.empty((4,), torch.int32)
+    with pytest.raises(StaleMessage, match="another is being written"):
+        inbox.check(letters[0])
+    inbox.check(letters[1])
+
+
+def test_a_message_that_is_never_written_spoils_nothing() -> None:
+    outbox = Outbox("cpu", Bound(10_000, "max_sequences 3"))
+    inbox = peer(outbox)
+    first = outbox.empty((2000,), torch.int32)
+    with pytest.raises(MessageTooLarge, match="16384 bytes or more does not fit"):
+        outbox.empty((2000,), torch.int32)
+    assert outbox.empty((2000,), torch.int32) is first, "an error gives up what was reserved"
+    with pytest.raises(MessageTooLarge):
+        outbox.write(torch.zeros(2000))
+    assert outbox.empty((2000,), torch.int32) is first
+    outbox.discard()
+    assert torch.equal(inbox.read(outbox.write(torch.ones(2000))), torch.ones(2000))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_host_numbers_may_still_be_on_their_way() -> None:
+    outbox = Outbox("cuda", MIB)
+    inbox, host = peer(outbox), torch.zeros(8, dtype=torch.int32, pin_memory=True)
+    for i in range(1, 5):
+        torch.cuda._sleep(50_000_000)
+        host.copy_(torch.full((8,), i, dtype=torch.int32, device="cuda"), non_blocking=True)
+        assert inbox.read(outbox.write(host)).tolist() == [i] * 8
+
+
+def test_views_that_inference_began_are_of_use_without_it() -> None:
+    outbox = Outbox("cpu", MIB)
+    inbox = peer(outbox)
+    with torch.inference_mode():
+        mine = outbox.empty((INLINE,), torch.float32)
+        (theirs,) = inbox.read(outbox.write([mine]))
+    mine.fill_(2)
+    theirs += 1
+    assert mine.sum() == 3 * INLINE
+
+
+def test_a_reader_maps_an_arena_as_long_as_it_is_used() -> None:
+    outbox = Outbox("cpu", MIB)
+    inbox = peer(outbox)
+    mapped = weakref.ref(inbox.read(outbox.write(torch.zeros(INLINE))))
+    assert mapped() is not None, "kept to be had again"
+    del inbox
+    assert mapped() is None
 
 
 def test_a_message_of_another_outbox_is_not_read() -> None:
@@ -132,16 +206,18 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     logprobs = torch.zeros(4, HORIZON, 8).log_softmax(-1)
     ids = torch.arange(8, dtype=torch.int32).expand(4, HORIZON, 8).contiguous()
     numbers = torch.full((4,), 40, dtype=torch.int32)
-    tree = tree_build(logprobs, ids, numbers, numbers, numbers, max_budget=40)
+    router = Outbox("cpu", bounds.of_router(config, models))
+    room = DraftTree.allocate(4, HORIZON, 40, partial(router.empty, dtype=torch.int32))
+    tree = tree_build(logprobs, ids, numbers, numbers, numbers, max_budget=40, out=room)
     sequences[4].computed = 0
     entries[4] = Entry(sequences[4], 70 + 41, 0, finishes=True)  # as many rows as there can be
-    batch = lay_out(entries, tree, [40] * 4, 4, scratch_page=0).batch
+    batch, _nodes = lay_out(entries, [40] * 4, 4, scratch_page=0).batch(tree)
     rows = len(batch.tokens)
     assert rows == step_rows(config)[0]
-    features = torch.zeros(rows, 2 * 32)
+    peer(router).read(router.write(batch))
+    y, features = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, 2 * 32)
     for message, bound in (
-        (batch, bounds.of_router(config, models)),
-        (VerifyResult(torch.zeros(rows, dtype=torch.int32), features, {}), bounds.of_verifier(config, models, 4)),
+        (VerifyResult(y, y, features, 0.0), bounds.of_verifier(config, models, 4)),
         (Candidates(logprobs.repeat(2, 1, 1)[:5], ids.repeat(2, 1, 1)[:5]), bounds.of_drafter(config, models)),
     ):
         outbox = Outbox("cpu", bound)

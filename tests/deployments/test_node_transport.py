@@ -90,16 +90,16 @@ print(read.device.index, total)
 """
 
 
-@pytest.mark.parametrize("gpu", [0, 1])
-def test_a_cuda_tensor_is_mapped_by_another_process(gpu: int) -> None:
+@pytest.mark.parametrize(("gpu", "seen"), [(0, "0,1"), (1, "0,1"), (1, "1")])  # Ray shows an actor its own GPU alone
+def test_a_cuda_tensor_is_mapped_by_another_process(gpu: int, seen: str) -> None:
     if torch.cuda.device_count() <= gpu:
         pytest.skip(f"needs {gpu + 1} CUDA devices; here are {torch.cuda.device_count()}")
     tensor = torch.arange(1000, device="cuda:0", dtype=torch.float32)
     torch.cuda.synchronize()
     meta = NodeTransport().extract_tensor_transport_metadata("x", [tensor])
-    answer = subprocess.run(
-        [sys.executable, "-c", READER, str(gpu)], input=pickle.dumps(meta), capture_output=True, timeout=120
-    )
+    index = str(seen.split(",").index(str(gpu)))
+    command, environment = [sys.executable, "-c", READER, index], {**os.environ, "CUDA_VISIBLE_DEVICES": seen}
+    answer = subprocess.run(command, input=pickle.dumps(meta), capture_output=True, timeout=120, env=environment)
     assert answer.returncode == 0, answer.stderr.decode()
-    assert answer.stdout.split() == [str(gpu).encode(), b"499500.0"]
+    assert answer.stdout.split() == [index.encode(), b"499500.0"]
     assert tensor[0] == 42, "the owner sees what the other wrote"

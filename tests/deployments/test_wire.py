@@ -51,7 +51,18 @@ def test_a_message_arrives_as_it_was(given_tensors: list[Tensor], name: str) -> 
 def test_a_placed_tensor_is_found_again() -> None:
     kept = [torch.arange(3), torch.ones(2)]
     data = wire.dumps(kept, lambda tensor: 1 if tensor is kept[1] else None)
-    got = wire.loads(data, lambda spot: kept[spot])
+    got = wire.loads(data, lambda place, shape, dtype: kept[place])
     assert got[1] is kept[1] and torch.equal(got[0], kept[0])
     with pytest.raises(ValueError, match="a place that is not known here"):
         wire.loads(data)
+
+
+def test_numbers_are_read_when_all_tensors_were_placed() -> None:
+    numbers, seen = torch.zeros(3), []
+
+    def ready() -> None:
+        assert seen == [3, 2]
+        numbers.fill_(5)
+
+    data = wire.dumps([numbers, torch.ones(2)], lambda tensor: seen.append(len(tensor)), ready)
+    assert wire.loads(data)[0].tolist() == [5, 5, 5]

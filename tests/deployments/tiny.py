@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from ddtree.drafter.checkpoint import save_published
 from ddtree.drafter.config import DrafterConfig, Rope
 from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.items import DraftItem
+from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.pages import PageAllocator
@@ -48,6 +50,10 @@ class LocalVerifier:
         )
         self.page_size, self.pages = page_size, pages
         self.fail_next = False
+
+    def room(self) -> Allocate:
+        """Batches are not copied: any memory will do, one of this process's as well as another."""
+        return partial(torch.empty, dtype=torch.int32)
 
     def step(self, batch: VerifyBatch) -> tuple[VerifyResult, VerifyResult]:
         if self.fail_next:

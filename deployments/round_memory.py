@@ -1,0 +1,33 @@
+"""Small memory of a round that the GPU reads and writes in place: pinned on the host, so that nothing needs to be copied.
+
+On a CPU it is ordinary memory. Knows shapes, not what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from ddtree.kernels import AcceptedPath
+
+
+class RoundMemory:
+    """What one round has, the next one overwrites: the stream must be done by then."""
+
+    def __init__(self, device: torch.device, max_sequences: int) -> None:
+        self._pinned = device.type == "cuda"
+        self._empty = partial(torch.empty, dtype=torch.int32, pin_memory=self._pinned)
+        self._numbers = self._empty((3, max_sequences))
+        self._walk = lru_cache(maxsize=128)(lambda batch, depth: AcceptedPath.allocate(batch, depth, self._empty))
+
+    def numbers(self, *rows: list[int]) -> tuple[Tensor, ...]:
+        """Up to three rows of equal length, as int32 tensors."""
+        width = len(rows[0])
+        self._numbers.numpy()[: len(rows), :width] = rows
+        return self._numbers[: len(rows), :width].unbind()
+
+    def walk(self, batch: int, depth: int) -> AcceptedPath | None:
+        """Where `tree_accept` writes; None where that is its own business."""
+        return self._walk(batch, depth) if self._pinned else None
