@@ -1,7 +1,7 @@
 """Serves a configuration and measures it: plain and speculative at each concurrency, beside other engines, under a long prompt.
 
     python -m benchmarks.serving CONFIG --prompts FILE.jsonl --concurrency 1,8,32,64 --max-tokens 128 --out DIR
-        [--beside generate,vllm] [--long-prompt 8000] [--limit SECONDS]
+        [--beside generate,vllm] [--long-prompt 8000] [--mps] [--limit SECONDS]
 
 Run it in the repository, on the machine that is to be measured. Greedy. Writes serving-NAME.json (every figure), serving-NAME.md
 (tables) and serving-NAME.png, and the output of the processes it starts; what is there is written after each step, so that a
@@ -11,6 +11,7 @@ run that is cut short keeps what it has. Where the configuration has a synthetic
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import signal
 import sys
@@ -29,6 +30,7 @@ from ddtree.deployments.config import AppConfig, load
 from ddtree.verifier.model_dir import random_weights
 
 from . import long_prompt, plot, recording, report
+from .mps import multi_process_service
 from .peers import PEERS, Job, run_peer
 from .service import serving
 from .workload import requests
@@ -53,7 +55,8 @@ def main() -> int:
         signal.signal(ending, _interrupt)
     signal.setitimer(signal.ITIMER_REAL, options.limit)
     try:
-        measurement.run()
+        with multi_process_service() if options.mps else contextlib.nullcontext():
+            measurement.run()
     except KeyboardInterrupt:
         measurement.remark("cut short")
     finally:
@@ -80,7 +83,7 @@ class Measurement:
             "machine": asdict(Machine.read()),
             "versions": {},
             "config": config.model_dump(mode="json"),
-            "settings": {"prompts": len(prompts), "max_tokens": options.max_tokens},
+            "settings": {"prompts": len(prompts), "max_tokens": options.max_tokens, "mps": options.mps},
             "synthetic_drafter": None,
             "runs": [],
             "long_prompt": None,
@@ -202,6 +205,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peer-concurrency", type=_numbers, default=(1, 32))
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter that has vLLM, and this package")
     parser.add_argument("--long-prompt", type=int, default=0, metavar="TOKENS")
+    parser.add_argument("--mps", action="store_true", help="under NVIDIA's Multi-Process Service, started for the run")
     parser.add_argument("--limit", type=float, default=0, metavar="SECONDS", help="stop after so long")
     return parser.parse_args()
 
