@@ -10,7 +10,7 @@ from ddtree.deployments import models
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.drafter_deployment import Drafter
 from ddtree.deployments.ingress import Ingress
-from ddtree.deployments.router_deployment import Router
+from ddtree.deployments.router_deployment import Router, routing
 from ddtree.deployments.verifier_deployment import Verifier, placement
 
 
@@ -19,9 +19,9 @@ def build_app(args: dict[str, Any]) -> Application:
     config = AppConfig.parse(args, "args")
     found = models.find(config)
     verifier = bind(Verifier, config, found, **placement(config))
-    router = bind(Router, config, found, verifier)
+    router = bind(Router, config, found, verifier, **routing(config))
     drafters = [bind(Drafter, config, found, router)] if found.drafter else []
-    return bind(Ingress, config, found, router, *drafters)
+    return bind(Ingress, config, found, router, *drafters, graceful_shutdown_timeout_s=config.api.drain_s)
 
 
 def bind(deployment: Any, *args: Any, **options: Any) -> Application:

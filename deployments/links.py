@@ -44,7 +44,7 @@ class Links:
     def verifier(self, ranks: Sequence[ActorHandle]) -> VerifierPeer:
         """`ranks` of one group, which are on one node."""
         timeout_s = self._config.verifier.timeout_s
-        near = self._near(ranks[0], timeout_s)
+        near = self.near(ranks[0], timeout_s)
         self._mail = self._outbox is not None and near
         if self._outbox and near:
             return MailVerifier(ranks, self._outbox, self._arena, timeout_s)
@@ -56,11 +56,12 @@ class Links:
         """The drafter then holds no context: what it had was for a router that is gone, or for this one before it forgot it."""
         timeout_s = self._config.drafter.timeout_s
         ray.get(actor.release.remote(None), timeout=timeout_s)
-        mapped = self._config.drafter.device == self._config.verifier.device and self._near(actor, timeout_s)
+        mapped = self._config.drafter.device == self._config.verifier.device and self.near(actor, timeout_s)
         if self._mail and mapped:
             return MailDrafter(drafter_id, actor, timeout_s)
         return ObjectDrafter(drafter_id, actor, mapped, timeout_s)
 
-    def _near(self, actor: ActorHandle, timeout_s: float) -> bool:
+    def near(self, actor: ActorHandle, timeout_s: float) -> bool:
+        """Whether an actor is on this node."""
         node: str = ray.get(actor.node.remote(), timeout=timeout_s)
         return node == self._node

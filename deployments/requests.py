@@ -28,6 +28,7 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     budget: int = 0  # draft nodes per round; 0 is plain decoding
     prefix_cache: bool = True  # take over KV rows that other requests left
+    target: str = ""  # what is to answer, as `TargetConfig.key` names it; a router of another target refuses
     every_round: bool = (
         True  # False: one delta at the end. A delta a round costs the machine a few ms; do not ask in vain
     )

@@ -1,6 +1,7 @@
 """Router: the Serve deployment that owns a RouterActor and passes requests to it. Light: it imports no torch.
 
-It ends with its actor, and Serve makes another of both; their requests are resubmitted by who sent them (router_client.py).
+A replica is ready when it has a verifier: a rolling update replaces one pod after the other. It ends with its actor, and Serve
+makes another of both; their requests are resubmitted by who sent them (router_client.py).
 """
 
 from __future__ import annotations
@@ -10,21 +11,36 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import ray
 from ray import serve
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.config import ROUTER_GPUS, AppConfig
 from ddtree.deployments.device_actors import make
+from ddtree.deployments.errors import NotReady
 from ddtree.deployments.models import Models
+from ddtree.deployments.pod_choice import CONNECTED
+from ddtree.deployments.pods import Pod
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_actor import RouterActor
 
 log = logging.getLogger(__name__)
 STATUS_S = 30
+
+
+def routing(config: AppConfig) -> dict[str, Any]:
+    """Options of the deployment: how Serve chooses the pod for a request."""
+    choice = RequestRouterConfig(
+        request_router_class="ddtree.deployments.pod_choice:PodChoice",
+        request_router_kwargs={"page_size": config.verifier.page_size},
+        request_routing_stats_period_s=1,
+    )
+    return {"request_router_config": choice}
 
 
 @serve.deployment(
@@ -33,18 +49,24 @@ STATUS_S = 30
     max_ongoing_requests=1000,
     health_check_period_s=1,  # streams stand still until Serve knows of a death
     health_check_timeout_s=STATUS_S + 5,
-    graceful_shutdown_timeout_s=5,
+    graceful_shutdown_wait_loop_s=0.1,
+    graceful_shutdown_timeout_s=2,  # what runs longer is resubmitted; its verifier may be gone already
 )
 class Router:
     """One replica is one pod's router."""
 
     async def __init__(self, config: AppConfig, models: Models, verifier: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._config, self._max_budget = config, config.tree.max_budget if models.drafter else 0
         on_gpu = config.verifier.device == "cuda"
         self._actor: Any = make(RouterActor, config, models, verifier, num_gpus=ROUTER_GPUS if on_gpu else 0)
-        await self._actor.status.remote()  # an actor that cannot start fails the deployment, with its reason
+        await self._actor.ready.remote()  # an actor that cannot start fails the deployment, with its reason
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Deltas of one request, an empty one first. A caller that goes away cancels it."""
+        """Deltas of one request, an empty one first. A caller that goes away cancels it. Its configuration may be one that is
+        being replaced: raises NotReady where that had another target; the budget is cut to what there is room for here."""
+        if request.target not in ("", self._config.target.key):
+            raise NotReady("another target is served now: send the request again")
+        request = replace(request, budget=min(request.budget, self._max_budget))
         finished = False
         try:
             with _ends_with_actor():
@@ -56,24 +78,24 @@ class Router:
             if not finished:
                 self._actor.cancel.remote(request.request_id)
 
-    async def register_drafter(self, drafter_id: str, actor: ActorHandle) -> None:
-        with _ends_with_actor():
-            await self._actor.register_drafter.remote(drafter_id, actor)
-
-    async def deregister_drafter(self, drafter_id: str) -> None:
-        """Returns when its sequences are with other drafters, or have none."""
-        with _ends_with_actor():
-            await self._actor.deregister_drafter.remote(drafter_id)
+    async def pod(self, config: AppConfig) -> Pod | None:
+        """For drafters. None for one of another configuration: either of the two is about to be replaced."""
+        number, node = serve.get_replica_context().rank.rank, ray.get_runtime_context().get_node_id()
+        return Pod(number, node, self._actor) if config == self._config else None
 
     async def pids(self) -> tuple[int, int]:
         """Process ids of the actor and of this replica, for operators and tests that kill one."""
         return int(await self._actor.pid.remote()), os.getpid()
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self, timeout_s: float = STATUS_S) -> dict[str, Any]:
         """Figures of the pod. Raises when its round loop is stuck."""
         with _ends_with_actor():
-            status: dict[str, Any] = await asyncio.wait_for(self._actor.status.remote(), STATUS_S)
+            status: dict[str, Any] = await asyncio.wait_for(self._actor.status.remote(), timeout_s)
             return status
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What Serve tells those who choose a pod (pod_choice.py)."""
+        return {CONNECTED: (await self.status())[CONNECTED]}
 
     async def check_health(self) -> None:
         await self.status()

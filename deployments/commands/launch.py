@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import yaml
 
-from ddtree.deployments import models
+from ddtree.deployments import models, pods
 from ddtree.deployments.config import AppConfig, read_document
 from ddtree.deployments.errors import ConfigError
 
@@ -96,15 +96,17 @@ def checked(
     """The configuration and the whole Serve document, after everything named was found and fits. Raises ConfigError."""
     document = read_document(config_path)
     config = AppConfig.parse(document["applications"][0].get("args"), str(config_path))
-    _check_gpus(config, config_path)
+    config.default_budget(pods.user_config(document, "Ingress"))
+    number = pods.count(document, str(config_path), config.drafter.checkpoint is not None)
+    _check_gpus(number * config.gpus_needed, config_path)
     models.find(config, progress)
     return config, document
 
 
-def _check_gpus(config: AppConfig, path: Path) -> None:
+def _check_gpus(needed: int, path: Path) -> None:
     here = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if config.gpus_needed > here:
-        need = f"{config.gpus_needed} GPU{'s' if config.gpus_needed > 1 else ''}"
+    if needed > here:
+        need = f"{needed} GPU{'s' if needed > 1 else ''}"
         raise ConfigError(f"{path} needs {need}, and this machine has {here or 'none'}; `ddtree plan` says what for")
 
 

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddtree.deployments.config import AppConfig, load
+from ddtree.deployments.config import AppConfig, load, read_document
 from ddtree.deployments.errors import ConfigError
 from ddtree.deployments.gpus import GPUS, Gpu
+from ddtree.deployments.pods import count
 from ddtree.deployments.roofline import ALL_REDUCE_S, BATCHES, CONTEXTS, MESSAGES_S, Point, Roofline
 from ddtree.deployments.shapes import facts
 from ddtree.deployments.sizing import Memory, size
@@ -48,7 +49,8 @@ class Plan:
     drafter_facts: str | None
     memory: Memory
     gpu: Gpu | None
-    gpus: int
+    gpus: int  # of a pod
+    pods: int
     budget: int  # tree nodes
     memory_fraction: float  # of each GPU, that may be filled
     memory_per_gpu: int  # bytes of it; 0 on a CPU
@@ -65,13 +67,14 @@ class Plan:
     def hardware(self) -> str:
         """One sentence: what it needs."""
         need = self.memory.smallest_budget / GIB
+        needs = f"is {self.pods} pods, each of which needs" if self.pods > 1 else "needs"
         if self.gpu is None:
-            return f"needs a machine with {need:.1f} GiB for the models and their caches, Ray's processes aside, and no GPU"
+            return f"{needs} a machine with {need:.1f} GiB for the models and their caches, Ray's processes aside, and no GPU"
         tokens = self.memory.kv_tokens_asked or self.memory.one_sequence
         why = "as configured" if self.memory.kv_tokens_asked else "the longest sequence and its tree"
         gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs of one host"
         return (
-            f"needs {gpus} with at least {need / self.memory_fraction:.1f} GiB{' each' if self.gpus > 1 else ''}: "
+            f"{needs} {gpus} with at least {need / self.memory_fraction:.1f} GiB{' each' if self.gpus > 1 else ''}: "
             f"{need:.1f} GiB to hold {tokens:,} tokens ({why}) at gpu_memory_fraction {self.memory_fraction:g}; "
             f"{self.gpu.name} has {self.gpu.memory / GIB:.1f} GiB"
         )
@@ -80,6 +83,7 @@ class Plan:
 def make_plan(path: Path, options: PlanOptions | None = None) -> Plan:
     """Plan the deployment of a Serve config file. Raises ValueError in one sentence that says what to do."""
     options, config = options or PlanOptions(), load(path)
+    pods = count(read_document(path), str(path), config.drafter.checkpoint is not None)
     sizes, source = facts(config.target.model, "target", REMEDY.format("target"), options.target_config)
     target = TargetShape.from_config(sizes, source)
     drafter, drafter_source = _drafter(config, target, options)
@@ -98,13 +102,14 @@ def make_plan(path: Path, options: PlanOptions | None = None) -> Plan:
         memory=memory,
         gpu=gpu,
         gpus=config.gpus_needed,
+        pods=pods,
         budget=config.tree.budget,
         memory_fraction=fraction,
         memory_per_gpu=budget,
         kv_tokens=tokens,
         kv_tokens_by_gpu=by_gpu,
         points=_points(config, target, drafter, memory, gpu, tokens, options) if gpu else (),
-        notes=tuple(_notes(config, target, memory, gpu, tokens, options)),
+        notes=tuple(_notes(config, target, memory, gpu, tokens, options, pods)),
     )
 
 
@@ -181,10 +186,18 @@ def _points(
 
 
 def _notes(
-    config: AppConfig, target: TargetShape, memory: Memory, gpu: Gpu | None, tokens: int, options: PlanOptions
+    config: AppConfig,
+    target: TargetShape,
+    memory: Memory,
+    gpu: Gpu | None,
+    tokens: int,
+    options: PlanOptions,
+    pods: int,
 ) -> list[str]:
     """What the figures rest on, and what in the file does not go with them."""
     notes = []
+    if pods > 1:
+        notes.append(f"all figures are of one pod; {pods} share nothing and serve {pods} times the requests")
     if target.vision:
         notes.append("the language model alone: the vision tower is not loaded and not counted")
     if "auto" in (config.target.dtype, config.drafter.dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ class Group:
         pid: int = ray.get(self._rank.pid.remote())
         return pid
 
-    def ranks(self) -> list[ActorHandle]:
+    def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle]:
         try:
             ray.get(self._rank.ping.remote(), timeout=PING_S)
         except (RayActorError, GetTimeoutError):
@@ -53,23 +54,37 @@ class Group:
         return [self._rank]
 
 
+@ray.remote(num_cpus=0)
+class Late:
+    """A Verifier deployment whose group is not there before it is told to come."""
+
+    def __init__(self, group: ActorHandle) -> None:
+        self._group, self._there = group, asyncio.Event()
+
+    async def come(self) -> None:
+        self._there.set()
+
+    async def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle]:
+        await self._there.wait()
+        ranks: list[ActorHandle] = await self._group.ranks.remote(config, router)
+        return ranks
+
+
 class Handle:
-    """`ranks.remote().result()` of a Group, as a Serve handle has it."""
+    """`broadcast(METHOD, ...).results()` over a Group, as a Serve handle has it."""
 
     def __init__(self, group: ActorHandle) -> None:
         self._group, self._answer = group, None
 
-    @property
-    def ranks(self) -> Handle:
+    def broadcast(self, method: str, *args: Any) -> Handle:
+        self._answer = getattr(self._group, method).remote(*args)
         return self
 
-    def remote(self) -> Handle:
-        self._answer = self._group.ranks.remote()
-        return self
-
-    def result(self, timeout_s: float) -> list[ActorHandle]:
-        found: list[ActorHandle] = ray.get(self._answer, timeout=timeout_s)
-        return found
+    def results(self, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        try:
+            return [ray.get(self._answer, timeout=timeout_s)]
+        except Exception as error:
+            return [error]
 
 
 @dataclass

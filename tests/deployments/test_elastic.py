@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-import httpx
 import pytest
-import ray
-from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.config import AutoscalingConfig
 
 from ddtree.deployments.autoscaling import BUSY_SHARE, SEQUENCES, BusyShare, LoadMeter
 from ddtree.deployments.requests import GenerationRequest
 
-from ..conftest import free_port
 from .tiny import Engine, Guesser, LocalVerifier, make_target, plain, request
 
 STREAMS, TOKENS, ROWS = 8, 60, 16  # rows: prompt rows a step, room for the window of two sequences
@@ -219,134 +207,3 @@ def test_the_meter_reports_the_time_since_the_last_report(monkeypatch: pytest.Mo
     assert meter.report(7.0, 3) == {SEQUENCES: 3.0, BUSY_SHARE: 0.0}, "loading does not count"
     assert meter.report(8.0, 4) == {SEQUENCES: 4.0, BUSY_SHARE: 0.5}
     assert meter.report(10.5, 0) == {SEQUENCES: 0.0, BUSY_SHARE: 1.0}
-
-
-# -- a running service -----------------------------------------------------------------------------------------------------
-
-PROMPTS = ["Once upon a time", "def main():", "0 1 2 3 5 8", "To be, or not"]
-SIZES = {
-    "model_type": "qwen3", "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512,
-}  # fmt: skip
-DRAFTER = {
-    **SIZES, "block_size": 4, "num_target_layers": 2, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-    "dflash_config": {"mask_token_id": 259, "target_layer_ids": [0, 1]},
-}  # fmt: skip
-WAIT_S = 60
-HELD = 2  # sequences a drafter
-SOON = {"look_back_period_s": 1.0, "metrics_interval_s": 0.2, "upscale_delay_s": 0.2, "downscale_delay_s": 0.5}
-
-
-@dataclass(frozen=True)
-class Service:
-    """A tiny target with random weights."""
-
-    document: dict[str, Any]
-    dashboard: str
-    url: str
-
-    def deploy(self, fewest: int, most: int) -> None:
-        """As `serve deploy` does: the same configuration with other bounds for the number of drafters."""
-        document = deepcopy(self.document)
-        autoscaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": HELD, **SOON}
-        document["applications"][0]["deployments"] = [{"name": "Drafter", "autoscaling_config": autoscaling}]
-        ServeSubmissionClient(self.dashboard).deploy_applications(document)
-
-    def health(self) -> dict[str, Any]:
-        try:
-            answer = httpx.get(f"{self.url}/health", timeout=30)
-        except httpx.ConnectError:  # not up yet
-            return {}
-        status: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
-        return status
-
-    def wait(self, drafters: int) -> dict[str, Any]:
-        deadline = time.monotonic() + WAIT_S
-        while len((status := self.health()).get("drafters", [])) != drafters:
-            assert time.monotonic() < deadline, status
-            time.sleep(0.1)
-        return status
-
-    def ask(self, prompt: str, budget: int) -> dict[str, Any]:
-        options = {"budget": budget, "return_token_ids": True}
-        body = {"prompt": prompt, "max_tokens": 150, "temperature": 0, "ddtree": options}
-        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_S)
-        assert answer.status_code == 200, answer.text
-        figures: dict[str, Any] = answer.json()["ddtree"]
-        return figures
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("service")
-    for name, sizes in (
-        ("target", {**SIZES, "num_hidden_layers": 2, "tie_word_embeddings": False}),
-        ("drafter", DRAFTER),
-    ):
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(sizes))
-    exact = {"weights": "random", "dtype": "float32"}
-    args = {
-        "target": {"model": str(folder / "target"), **exact},
-        "verifier": {"threads": 1, "kv_tokens": 8192},
-        "drafter": {"checkpoint": str(folder / "drafter"), **exact, "threads": 1, "timeout_s": 30},
-    }
-    port = free_port()
-    document = {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [{"name": "ddtree", "import_path": "ddtree.deployments.app:build_app", "args": args}],
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DDTREE_CACHE", str(folder / "cache"))
-        cluster = ray.init(
-            address="local", num_cpus=2, include_dashboard=True, log_to_driver=False, object_store_memory=200 << 20
-        )
-        try:
-            made = Service(document, f"http://{cluster.dashboard_url}", f"http://127.0.0.1:{port}")
-            made.deploy(1, 1)
-            made.wait(1)
-            yield made
-        finally:
-            ray.shutdown()
-
-
-@contextmanager
-def load(service: Service) -> Iterator[list[dict[str, Any]]]:
-    """Streams one after another for each prompt, as long as the block runs; afterwards the figures of all. None may fail, and
-    all have the tokens of plain decoding."""
-    expected = {prompt: service.ask(prompt, 0)["token_ids"] for prompt in PROMPTS}
-    stop, figures = threading.Event(), []
-
-    def stream(prompt: str) -> None:
-        while not stop.is_set():
-            figures.append(service.ask(prompt, 16))
-            assert figures[-1]["token_ids"] == expected[prompt]
-
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        running = [pool.submit(stream, prompt) for prompt in PROMPTS]
-        try:
-            yield figures
-        finally:
-            stop.set()
-        for one in running:
-            one.result()
-
-
-def test_the_number_of_drafters_changes_under_load(service: Service) -> None:
-    first, rounds = service.health()["drafters"], service.health()["rounds"]
-    with load(service) as figures:
-        service.deploy(2, 2)
-        assert set(first) < set(service.wait(2)["drafters"]), "nobody restarts"
-        service.deploy(1, 1)
-        status = service.wait(1)
-    assert status["rounds"] > rounds, "neither does the router"
-    assert status["moves"] >= 2 and status["moved_rows"] > 0
-    assert sum(f["fallback_rounds"] for f in figures) == 0, "a drafter that leaves drafts until it is replaced"
-
-
-def test_load_brings_a_drafter_and_takes_it_away(service: Service) -> None:
-    service.deploy(1, 2)
-    with load(service):
-        service.wait(2)
-    service.wait(1)

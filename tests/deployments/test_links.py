@@ -12,8 +12,11 @@ import pytest
 import ray
 import torch
 
+from ddtree.deployments.config import ApiConfig
+from ddtree.deployments.errors import NotReady
+
 from . import pod as pods
-from .pod import Pod
+from .pod import WAIT_S, Late, Pod
 from .tiny import request
 
 TRANSPORTS = ("mailbox", "objects")
@@ -112,3 +115,26 @@ def test_a_router_that_dies_leaves_nothing_behind(pod: Pod) -> None:
     assert ray.get(drafter.sequences.remote()) == 0
     tokens, last = pod.ask(asked)
     assert tokens == plain and last.stats and last.stats.fallback_rounds == 0
+
+
+def test_requests_wait_only_so_long_for_a_verifier(pod: Pod) -> None:
+    """Then they end, and new ones are refused at once, until there is one."""
+    if pod.config.transport == "objects":
+        pytest.skip("a matter of the router alone")
+    late, patience = Late.remote(pod.group), 1.0  # type: ignore[attr-defined]
+    ray.kill(pod.router)
+    config = pod.config.model_copy(update={"api": ApiConfig(verifier_wait_s=patience)})
+    pod.router = pods.make_router(config, pod.models, late)
+    ray.get(pod.router.pid.remote(), timeout=WAIT_S)
+
+    def refused() -> float:
+        begin = time.monotonic()
+        with pytest.raises(NotReady, match="no verifier for 1 s"):
+            pod.ask(request("early", [1, 2, 3], 10, 0))
+        return time.monotonic() - begin
+
+    assert refused() < patience + 3 and refused() < 0.5
+    assert pod.status()["waiting"] == 0 and not pod.status()["verifier_connected"]
+    ray.get(late.come.remote())
+    pod.wait(lambda status: bool(status["verifier_connected"]))
+    assert len(pod.ask(request("late", [1, 2, 3], 10, 0))[0]) == 10
