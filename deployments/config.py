@@ -40,6 +40,11 @@ class TargetConfig(Section):
         None, ge=2, description="Prompt + answer in tokens; the model's own limit by default."
     )
 
+    @property
+    def key(self) -> str:
+        """Two targets with the same key give a request the same tokens."""
+        return self.model_dump_json()
+
 
 class VerifierConfig(Section):
     """How the target runs."""
@@ -144,6 +149,11 @@ class SchedulerConfig(Section):
     max_sequences: int = Field(16, ge=1, description="Sequences that run at once; others wait.")
     max_waiting: int = Field(256, ge=1, description="Requests that may wait; one more is refused.")
     prefill_rows: int = Field(256, ge=1, description="Prompt tokens a step may carry beside the trees.")
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Draft for one half of the batch while the other half is verified. auto: try both ways now and then, "
+        "and take the faster one.",
+    )
     stuck_s: float = Field(180, gt=0, description="A round that takes longer makes the router unhealthy.")
 
 
@@ -155,7 +165,16 @@ class ApiConfig(Section):
         16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it."
     )
     resubmit_s: float = Field(
-        120, gt=0, description="So long a request waits for a router: for its first, and for another when it died."
+        600, gt=0, description="So long a request waits for a router: for its first, and for another when it died."
+    )
+    verifier_wait_s: float = Field(
+        600,
+        gt=0,
+        description="So long requests wait while their verifier is replaced. Then all of them end with 503, and new ones "
+        "are refused, until there is one.",
+    )
+    drain_s: float = Field(
+        600, gt=0, description="So long an ingress that leaves, or is replaced, goes on with the requests it has."
     )
 
 
@@ -197,6 +216,16 @@ class AppConfig(Section):
                 f"hardware.gpus ({self.hardware.gpus}) is below the {self.gpus_needed} that verifier and drafter take"
             )
         return self
+
+    def default_budget(self, user_config: Any) -> int:
+        """Of a request that names none: what `user_config` of the Ingress says, else tree.budget. Raises ConfigError."""
+        given, source = user_config or {}, "user_config of Ingress"
+        if not isinstance(given, dict):
+            raise ConfigError(f"{source} must be a mapping such as {{budget: 16}}, not {given!r}")
+        if unknown := sorted(given.keys() - {"budget"}):
+            raise ConfigError(f"{source}: unknown key '{unknown[0]}'; valid is budget")
+        changed = self.model_dump() | {"tree": self.tree.model_dump() | given}
+        return AppConfig.parse(changed, source).tree.budget
 
     @classmethod
     def parse(cls, args: Any, source: str = "config") -> AppConfig:

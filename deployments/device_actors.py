@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ray
+from ray.exceptions import ActorDiedError, RayError
 
 from ddtree.deployments.device_thread import DeviceThread
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
     from ddtree.deployments.config import AppConfig
     from ddtree.deployments.desk import Desk
     from ddtree.deployments.mailbox import Arena
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LIVES_S = 2  # so long a router may take to say that it lives
 
 
 class MailActor:
@@ -105,8 +109,10 @@ class VerifierRank(MailActor):
 
         node_transport.register()
         self._config, self._models = config, models
+        self._router: ActorHandle | None = None  # whose group this is
         self._loads = wire.loads
         self._thread = DeviceThread()
+        self._begun = 0
 
     def pid(self) -> int:
         return os.getpid()
@@ -130,7 +136,23 @@ class VerifierRank(MailActor):
             device = config.verifier.device
             bound = bounds.of_verifier(config, models, resolve_dtype(config.target.dtype, device).itemsize)
             outbox = Outbox(device, Bound(0, "a rank that only follows") if rank else bound)
-            self._desk = Desk(self._thread, outbox, {"step": self._target.step, "follow": self._follow})
+            self._desk = Desk(self._thread, outbox, {"step": self._step, "follow": self._follow})
+
+    def free(self, router: ActorHandle) -> bool:
+        """Whether the group is this router's to claim: nobody else has it that lives. The first rank knows."""
+        return self._router in (None, router) or not _lives(self._router)
+
+    def claim(self, router: ActorHandle) -> bool:
+        """Have the group for itself from now on. False where it is not free."""
+        if not self.free(router):
+            return False
+        self._router = router
+        return True
+
+    def release(self, router: ActorHandle) -> None:
+        """This router wants another group, or none."""
+        if self._router == router:
+            self._router = None
 
     def pages(self) -> int:
         """Pages of the KV pool; the same on every rank."""
@@ -138,14 +160,34 @@ class VerifierRank(MailActor):
 
     def step(self, batch: bytes, to_host: bool) -> VerifyResult:
         """One verify step over a VerifyBatch in wire form. Returned as an RDT object, unless `to_host`."""
-        return self._thread.run(_complete, to_host, self._target.step, self._loads(batch))
+        return self._thread.run(_complete, to_host, self._step, self._loads(batch))
 
     def follow(self, batch: bytes) -> None:
         """The same step on a rank whose result nobody wants: the first rank has it all."""
         self._thread.run(self._follow, self._loads(batch))
 
+    def steps(self) -> int:
+        """Steps that it has begun. Where ranks differ, those with more wait for the others inside a step, which was sent to them
+        alone: who sent it died on the way."""
+        return self._begun
+
+    def _step(self, batch: VerifyBatch) -> VerifyResult:
+        self._begun += 1
+        return self._target.step(batch)
+
     def _follow(self, batch: VerifyBatch) -> None:
-        self._target.step(batch)
+        self._step(batch)
+
+
+def _lives(router: Any) -> bool:
+    """One that does not answer lives, until who watches it ends it."""
+    try:
+        ray.get(router.pid.remote(), timeout=LIVES_S)
+    except ActorDiedError:
+        return False
+    except RayError:
+        return True
+    return True
 
 
 def _load_drafter(config: AppConfig, models: Models) -> Drafter | SyntheticDrafter:
@@ -197,17 +239,16 @@ def _load_target(config: AppConfig, models: Models, rank: int, world_size: int, 
 
 
 def _complete(to_host: bool, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The message that `run` gives, with nothing of it left to do on a GPU, or on the host altogether."""
+    """The message that `run` gives in memory of its own, with nothing of it left to do on a GPU, or on the host altogether."""
     import torch
 
-    from ddtree.verifier.transfer import to_device
+    from ddtree.verifier.transfer import own, to_device
 
     result = run(*args, **kwargs)
-    if to_host:
-        return to_device(result, torch.device("cpu"))
     if torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()
-    return result
+        result = own(result)
+    return to_device(result, torch.device("cpu")) if to_host else result
 
 
 def make(actor_class: Any, *args: Any, **options: Any) -> ray.actor.ActorHandle:

@@ -3,3 +3,7 @@
 
 class ConfigError(ValueError):
     """A deployment configuration that cannot work. Raised before any model loads."""
+
+
+class NotReady(RuntimeError):
+    """Who is to serve a request is starting, leaving or gone. The API answers 503."""

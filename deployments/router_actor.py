@@ -17,7 +17,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayTaskError
 
+from ddtree.deployments.errors import NotReady
 from ddtree.deployments.requests import Cancelled, Delta, GenerationRequest
 
 if TYPE_CHECKING:
@@ -60,12 +62,13 @@ class RouterActor:
         )
         # The verifier says how many pages there are: until it is connected no round runs.
         self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
-        self._loop = RoundLoop(self._scheduler, self._emit, config.verifier.device)
+        self._loop = RoundLoop(self._scheduler, self._emit, config.verifier.device, config.scheduler.overlap)
         self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._heartbeat = time.monotonic()
-        self._connected = False  # to a verifier whose weights are loaded
+        self._ready = threading.Event()  # it had a verifier once
+        self._gone: float | None = time.monotonic()  # since when there is no verifier whose weights are loaded
         self._joining: set[str] = set()  # drafters that are met, but with no round yet
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
         self._thread.start()
@@ -74,9 +77,10 @@ class RouterActor:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Tokens of a request, one delta a round, after an empty one that says that this router has it. Raises what ended
-        it early; `cancel` ends it from outside."""
+        it early, and NotReady where there has been no verifier for too long; `cancel` ends it from outside."""
         from ddtree.deployments.sequence import Sequence
 
+        self._refuse_without_verifier()
         self._event_loop = asyncio.get_running_loop()
         outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         self._outboxes[request.request_id] = outbox
@@ -125,6 +129,10 @@ class RouterActor:
         )
         await gone.wait()
 
+    async def ready(self) -> None:
+        """Returns when it has its first verifier."""
+        await asyncio.to_thread(self._ready.wait)
+
     async def pid(self) -> int:
         return os.getpid()
 
@@ -135,7 +143,7 @@ class RouterActor:
             raise RuntimeError(f"the round loop has not moved for {age:.0f} s")
         pages, synthetic = self._scheduler.pages, self._config.drafter.synthetic
         return {
-            "verifier_connected": self._connected,
+            "verifier_connected": self._gone is None,
             "transport": self._links.transport,
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
@@ -191,21 +199,66 @@ class RouterActor:
             self._event_loop.call_soon_threadsafe(outbox.put_nowait, delta)
 
     def _connect_verifier(self) -> Any:
-        """Wait for the verifier deployment's group, however long Serve takes to replace it."""
-        from ddtree.verifier.pages import PageAllocator
-
-        self._connected = False
+        """Wait for a group of the verifier deployment that no other router has, however long Serve takes to make one. Requests
+        wait less long."""
+        self._gone = time.monotonic()
         while True:
-            self._heartbeat = time.monotonic()
             try:
-                ranks = self._verifier.ranks.remote().result(timeout_s=self._config.verifier.timeout_s)
-                link = self._links.verifier(ranks)
-                pages: int = ray.get(ranks[0].pages.remote(), timeout=self._config.verifier.timeout_s)
-                self._scheduler.take_pool(
-                    PageAllocator(pages - 1, self._config.verifier.page_size)
-                )  # the last is scratch
-                self._connected = True
+                link = self._claim(self._groups())
+                self._gone = None
+                self._ready.set()
                 return link
             except Exception as error:
                 log.warning("no verifier yet: %s", error)
                 time.sleep(VERIFIER_RETRY_S)
+
+    def _groups(self) -> list[list[ActorHandle]]:
+        """The ranks of each group that may be had now. Waits for one, and raises TimeoutError or what kept all groups from
+        answering."""
+        asked = self._verifier.broadcast("ranks", self._config, ray.get_runtime_context().current_actor)
+        deadline = time.monotonic() + self._config.verifier.timeout_s
+        while True:
+            self._go_on_without_verifier()
+            answers = asked.results(timeout_s=VERIFIER_RETRY_S, return_exceptions=True)
+            if groups := [answer for answer in answers if isinstance(answer, list)]:
+                return groups
+            late = [
+                error for error in answers if isinstance(error, TimeoutError) and not isinstance(error, RayTaskError)
+            ]
+            if not late or time.monotonic() > deadline:
+                raise next((error for error in answers if error is not None), RuntimeError("no group is free"))
+
+    def _claim(self, groups: list[list[ActorHandle]]) -> Any:
+        """A link to one of these groups, on this node if possible, which is this router's alone from now on. Raises where there
+        is none."""
+        from ddtree.verifier.pages import PageAllocator
+
+        timeout_s, me = self._config.verifier.timeout_s, ray.get_runtime_context().current_actor
+        for ranks in sorted(groups, key=lambda ranks: not self._links.near(ranks[0], timeout_s)):
+            try:
+                if ray.get(ranks[0].claim.remote(me), timeout=timeout_s):
+                    link = self._links.verifier(ranks)
+                    pages: int = ray.get(ranks[0].pages.remote(), timeout=timeout_s)
+                    pool = PageAllocator(pages - 1, self._config.verifier.page_size)  # the last is scratch
+                    self._scheduler.take_pool(pool)
+                    return link
+            except Exception:
+                ranks[0].release.remote(me)
+                raise
+        raise RuntimeError("another router was faster")
+
+    def _go_on_without_verifier(self) -> None:
+        """What the round thread does for requests and drafters meanwhile."""
+        self._heartbeat = time.monotonic()
+        self._take_inbox()
+        self._loop.drop_cancelled()
+        try:
+            self._refuse_without_verifier()
+        except NotReady as error:
+            self._loop.fail_all(error)
+
+    def _refuse_without_verifier(self) -> None:
+        """Raise NotReady where there has been no verifier for longer than requests wait for one."""
+        gone, most = self._gone, self._config.api.verifier_wait_s
+        if gone is not None and time.monotonic() - gone > most:
+            raise NotReady(f"there has been no verifier for {most:g} s: try again later")

@@ -11,35 +11,39 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from ddtree.deployments.api.errors import NotReady
 from ddtree.deployments.delivery import Delivery
+from ddtree.deployments.errors import NotReady
+from ddtree.deployments.pods import together
 from ddtree.deployments.requests import Delta, GenerationRequest
 
 log = logging.getLogger("ray.serve")
 LOST = (RayActorError, WorkerCrashedError, ObjectLostError)  # what the death of a router, or of its node, raises
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between tries, doubled each time
 MAX_LOSSES = 5  # with no token in between: a request that kills routers must not go on
-STATUS_S = 15
+STATUS_S, POD_STATUS_S = 15, 10  # until all pods have answered, until each has
 
 
 class RouterEngine:
     """What the API calls its engine."""
 
-    def __init__(self, router: DeploymentHandle, resubmit_s: float) -> None:
-        """`resubmit_s`: so long a request waits for a router to take it, at first and whenever it has lost its own."""
+    def __init__(self, router: DeploymentHandle, resubmit_s: float, target: str = "") -> None:
+        """`resubmit_s`: so long a request waits for a router to take it, at first and whenever it has lost its own. `target`:
+        the only one whose tokens will do (`TargetConfig.key`)."""
         self._generate = router.options(stream=True).generate
-        self._status = router.status
-        self._resubmit_s = resubmit_s
+        self._routers = router
+        self._resubmit_s, self._target = resubmit_s, target
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of a request; closing the iterator cancels it. Raises NotReady where no router takes it in time, and what a
         router raises of the request itself."""
-        delivery, losses = Delivery(request), 0
+        delivery, losses = Delivery(replace(request, target=self._target)), 0
         while True:
             deltas, finished = await self._submit(delivery), False
             try:
@@ -81,18 +85,20 @@ class RouterEngine:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def health(self) -> dict[str, Any]:
-        """The router's figures; raises when its round loop does not move, when it has no verifier (yet) or is not there."""
+        """Figures of all pods; raises when there is none whose round loop moves and that has a verifier."""
+        asked = self._routers.broadcast("status", POD_STATUS_S)
         try:
-            status: dict[str, Any] = await asyncio.wait_for(_answer(self._status.remote()), STATUS_S)
+            answers = await asked.results_async(timeout_s=STATUS_S, return_exceptions=True)
         except TimeoutError:
             raise NotReady(f"no router has answered for {STATUS_S} s") from None
-        if not status["verifier_connected"]:
+        except DeploymentUnavailableError:
+            raise NotReady("the target is loading") from None
+        pods = [answer for answer in answers if isinstance(answer, dict)]
+        if not pods:
+            raise next((_cause(answer) for answer in answers), NotReady("no router has answered"))
+        if not any(pod["verifier_connected"] for pod in pods):
             raise NotReady("the target is loading")
-        return status
-
-
-async def _answer(response: Any) -> Any:
-    return await response
+        return together(pods)
 
 
 def _cause(error: Exception) -> Exception:

@@ -1,6 +1,6 @@
 """Verifier: the Serve deployment that owns the target's rank actors, one for each part of a tensor-parallel target.
 
-A group lives and dies as one: where a rank is lost the replica ends its ranks and itself, and Serve makes another of both.
+A group lives and dies as one: where a rank is lost or out of step the replica ends its ranks and itself, and Serve makes others.
 Light: it imports no torch.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray import serve
@@ -23,6 +23,7 @@ from ddtree.deployments.device_actors import VerifierRank, make
 from ddtree.deployments.models import Models
 
 log = logging.getLogger(__name__)
+LETTERS_S = 1.0  # by then a step that was sent to all ranks has reached them
 PING_S = 60  # a rank answers between steps; one long prefill step on a laptop takes seconds
 CPU_SHARE = 0.01  # of a rank without a GPU. Ray wants a number; the cores are shared, `verifier.threads` says how many
 
@@ -49,6 +50,7 @@ class Verifier:
     """One replica is one verifier group."""
 
     async def __init__(self, config: AppConfig, models: Models) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._config = config
         bundles = placement(config)["placement_group_bundles"]
         self._ranks: list[Any] = [
             make(VerifierRank, config, models, **_within(i, bundle)) for i, bundle in enumerate(bundles)
@@ -57,9 +59,23 @@ class Verifier:
         # The first error ends the wait for ranks that wait for the one that failed; they die with this replica.
         await asyncio.gather(*(rank.load.remote(i, len(bundles), place) for i, rank in enumerate(self._ranks)))
 
-    async def ranks(self) -> list[ActorHandle]:
-        """The ranks in order, all alive. A router asks when it starts, and when it has lost the group."""
-        await self.check_health()
+    async def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle] | None:
+        """The ranks in order, all alive and in step. A router asks every group when it starts, and when it has lost its own. None
+        where another router has them, or for one of another configuration: either of the two is about to be replaced. Else no
+        step is under way, and one that the router before sent to some ranks alone would never end."""
+        if config != self._config:
+            return None
+        try:
+            if not await asyncio.wait_for(self._ranks[0].free.remote(router), PING_S):
+                return None
+            await self.check_health()
+        except (TimeoutError, RayActorError) as error:
+            self._end(f"a rank does not answer: {error!r}")
+        begun = await self._steps()
+        if len({*begun}) > 1:
+            await asyncio.sleep(LETTERS_S)
+            if await self._steps() == begun:
+                self._end(f"its ranks are out of step: {begun}")
         return self._ranks
 
     async def pids(self) -> list[int]:
@@ -72,10 +88,16 @@ class Verifier:
         try:
             await asyncio.wait_for(asyncio.gather(*(rank.ping.remote() for rank in self._ranks)), PING_S)
         except RayActorError as error:
-            log.warning("a rank is lost, and its group with it: %s", error)
-            for rank in self._ranks:
-                ray.kill(rank)
-            os._exit(1)
+            self._end(f"a rank is lost: {error}")
+
+    async def _steps(self) -> list[int]:
+        return list(await asyncio.gather(*(rank.steps.remote() for rank in self._ranks)))
+
+    def _end(self, why: str) -> NoReturn:
+        log.warning("the group ends, %s", why)
+        for rank in self._ranks:
+            ray.kill(rank)
+        os._exit(1)
 
 
 def _within(index: int, bundle: dict[str, float]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Deployment:
 
     url: str
     config: Path
+    pid: int  # of `ddtree serve`; all its processes are descendants
 
 
 def free_port() -> int:
@@ -68,7 +69,7 @@ def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"the service did not start:\n{log.read_text()[-4000:]}")
             time.sleep(0.5)
-        yield Deployment(f"http://127.0.0.1:{port}", config)
+        yield Deployment(f"http://127.0.0.1:{port}", config, process.pid)
     finally:
         process.terminate()
         process.wait(timeout=90)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,20 +10,22 @@ from fastapi import Request
 
 from ddtree.deployments.api.errors import ApiError, BadRequest
 
+BODY_S = 60  # a client sends its whole request within this
+
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """Return the body of `request`, a JSON object.
 
     Raises:
-        ApiError: 413 above `max_bytes`; 400 for anything but one JSON object of valid Unicode and finite numbers.
+        ApiError: 413 above `max_bytes`; 408 where it does not come in time; 400 for anything but one JSON object of valid
+            Unicode and finite numbers.
     """
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > max_bytes:
-            raise ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="body_too_large")
     try:
-        body = json.loads(bytes(raw), parse_constant=_no_constant)
+        raw = await asyncio.wait_for(_read(request, max_bytes), BODY_S)
+    except TimeoutError:
+        raise ApiError(408, f"The request body did not come within {BODY_S} s.", code="body_too_slow") from None
+    try:
+        body = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(body, dict):
@@ -30,6 +33,15 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if b"\\u" in raw:  # the only way to write half a surrogate pair in valid UTF-8
         _reject_lone_surrogates(body, "")
     return body
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > max_bytes:
+            raise ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="body_too_large")
+    return bytes(raw)
 
 
 def _no_constant(text: str) -> float:

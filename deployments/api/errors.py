@@ -6,13 +6,15 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from ddtree.deployments.errors import NotReady
 from ddtree.deployments.scheduler import QueueFull
 
-RETRY_AFTER_S = "1"
+RETRY_AFTER_S = {429: "1", 503: "5"}  # a queue moves on sooner than a process starts
 TYPES = {
     400: "invalid_request_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -33,7 +35,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        retry = {"Retry-After": RETRY_AFTER_S} if self.status in (429, 503) else None
+        retry = {"Retry-After": RETRY_AFTER_S[self.status]} if self.status in RETRY_AFTER_S else None
         return JSONResponse(self.body(), self.status, retry)
 
 
@@ -42,10 +44,6 @@ class BadRequest(ApiError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(400, message, param=param, code=code)
-
-
-class NotReady(Exception):
-    """Raised by an engine that is starting or draining; answered with 503."""
 
 
 def from_engine(error: Exception) -> ApiError:

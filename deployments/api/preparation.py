@@ -16,7 +16,7 @@ from ddtree.deployments.api.types import ChatRequest, CompletionRequest, Generat
 from ddtree.deployments.requests import GenerationRequest, SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass
 class ApiSettings:
     """What the HTTP layer must know of the deployment. Written by whoever mounts the app."""
 
@@ -24,7 +24,7 @@ class ApiSettings:
     context_length: int  # prompt + completion, in tokens
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    default_budget: int
+    default_budget: int  # may change while requests are served
     max_budget: int
     max_body_bytes: int = 4 << 20
     max_prompts: int = 128  # sequences that one request may start

@@ -1,4 +1,7 @@
-"""The running service loses its router, and no client notices: every answer is the one of an undisturbed run, token for token."""
+"""The running service loses processes, and no client notices: every answer is the one of an undisturbed run, token for token.
+
+`python -m benchmarks.chaos` does the same for longer.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,33 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 import ray
 from ray import serve
+from ray.exceptions import RayTaskError
 
-from ddtree.deployments.api.errors import NotReady
+from benchmarks.chaos.findings import leaks
+from benchmarks.chaos.monkey import Monkey
+from ddtree.deployments.api.errors import from_engine
 from ddtree.deployments.commands.prompts import read_prompts
+from ddtree.deployments.errors import NotReady
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_client import RouterEngine
 from ddtree.deployments.scheduler import QueueFull
 
-from ..conftest import REPOSITORY
+from ..conftest import REPOSITORY, Deployment
 
 PROMPTS = read_prompts(REPOSITORY / "tests/data/prompts.jsonl", None)
 TALES = [f"Write a long story about {what}." for what in ("a lighthouse keeper", "two dragons", "the last train home")]
 LENGTH, TIMEOUT_S = 40, 90
+WAVES = [  # of kills, each at once; the next one when all is there again and every stream moves
+    ("drafter actor", "verifier rank", "router replica"),
+    ("drafter replica", "router actor", "verifier replica"),
+]
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 0.9, "seed": 11}
 
 
@@ -111,42 +122,40 @@ def router(server: str) -> Iterator[Router]:
     ray.shutdown()
 
 
-def after(chunks: int, run: Callable[[], Any]) -> Callable[[int], None]:
-    """Run it when so many chunks came."""
-    return lambda n: run() if n == chunks else None
-
-
-def test_a_router_killed_twice_under_streams(server: str, router: Router) -> None:
-    """Greedy and seeded, drafted and not, with a stop string and without, and a client that waits for a whole answer. The
-    actor is killed first, the replica of the next one later."""
+def test_every_kind_of_process_killed_under_streams(deployment: Deployment, router: Router) -> None:
+    """Greedy and seeded, drafted and not, with a stop string and without, and a client that waits for a whole answer."""
+    url = deployment.url
     asked = [body(TALES[0], 16, **GREEDY), body(TALES[1], 0, **SEEDED), body(TALES[2], 16, **SEEDED)]
     with ThreadPoolExecutor(3) as pool:
-        plain = list(pool.map(lambda one: stream(server, one), asked))
+        plain = list(pool.map(lambda one: stream(url, one), asked))
     cut = plain[2]["text"][len(plain[2]["text"]) * 4 // 5 :][:6]
     asked.append({**asked[2], "stop": [cut]})
-    plain.append(stream(server, asked[3]))
+    plain.append(stream(url, asked[3]))
     assert [one["reason"] for one in plain] == ["length", "length", "length", "stop"]
     assert cut not in plain[3]["text"]
-    first, late = router.pids(), threading.Event()
+    monkey, moved = Monkey(url, deployment.pid, seed=0), [0.0] * len(asked)
 
-    def kill_the_next() -> None:
-        os.kill(router.pids()[1], signal.SIGKILL)
-        late.set()
+    def follow(i: int) -> dict[str, Any]:
+        return stream(url, asked[i], lambda chunks: moved.__setitem__(i, time.monotonic()))
 
-    with ThreadPoolExecutor(5) as pool:
-        running: list[Future[dict[str, Any]]] = [
-            pool.submit(stream, server, asked[0], after(8, lambda: os.kill(first[0], signal.SIGKILL))),
-            pool.submit(stream, server, asked[1], after(24, kill_the_next)),
-            *(pool.submit(stream, server, one) for one in asked[2:]),
-            pool.submit(whole, server, asked[0]),
-        ]
-        answers = [answer.result() for answer in running]
-    assert late.is_set() and not {*first} & {*router.pids()}
+    with ThreadPoolExecutor(len(asked) + 1) as pool:
+        running = [*(pool.submit(follow, i) for i in range(len(asked))), pool.submit(whole, url, asked[0])]
+
+        def moving_since(moment: float) -> bool:
+            return all(at > moment or one.done() for at, one in zip(moved, running, strict=False))
+
+        for wave in WAVES:
+            monkey.recover(moving_since)
+            for kind in wave:
+                monkey.strike(kind)
+        assert not running[1].done(), "the one without drafts takes longest and lives through all of it"
+        answers = [one.result() for one in running]
+    monkey.recover()
     assert [seen(answer) for answer in answers] == [seen(one) for one in [*plain, plain[0]]]
     for answer in answers:
         check_figures(answer)
-    router.wait(lambda status: bool(status["drafters"]))
-    again = stream(server, {**asked[0], "max_tokens": 16})
+    assert leaks(monkey) == []
+    again = stream(url, {**asked[0], "max_tokens": 16})
     assert again["ddtree"]["token_ids"] == plain[0]["ddtree"]["token_ids"][:16]
     assert again["ddtree"]["accepted_tokens"] > 0, "the drafter serves the new router"
 
@@ -162,7 +171,7 @@ def test_a_router_killed_in_a_prefill_and_a_client_that_leaves(server: str, rout
         with httpx.stream("POST", f"{server}/v1/chat/completions", json=leaving, timeout=TIMEOUT_S) as other:
             lines = other.iter_lines()
             next(lines)
-            running = pool.submit(stream, server, asked, after(1, first_token.set))
+            running = pool.submit(stream, server, asked, lambda chunks: first_token.set())
             router.wait(lambda status: status["running"] == 2)
             os.kill(killed, signal.SIGKILL)
             assert not first_token.is_set()
@@ -175,15 +184,16 @@ def test_a_router_killed_in_a_prefill_and_a_client_that_leaves(server: str, rout
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 class Unwilling:
-    """A router that is full, or never takes a request."""
+    """A router that refuses a request, fails it, or never takes it."""
 
     def __init__(self) -> None:
         self._asked: list[str] = []
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         self._asked.append(request.request_id)
-        if request.request_id == "full":
-            raise QueueFull("no room")
+        if request.request_id in ("full", "early"):
+            refusal = QueueFull("no room") if request.request_id == "full" else NotReady("no verifier")
+            raise RayTaskError("generate", "in the actor", refusal).as_instanceof_cause()  # as its replica sees it
         if request.request_id == "damaged":
             yield Delta(())
             yield Delta((1,))
@@ -204,13 +214,14 @@ def test_what_is_the_requests_own_fault_is_not_tried_again(server: str, router: 
         return [delta async for delta in engine.generate(GenerationRequest(name, (1,), 3))]
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*map(ask, ("full", "damaged", "deaf")), return_exceptions=True)
+        return await asyncio.gather(*map(ask, ("full", "early", "damaged", "deaf")), return_exceptions=True)
 
     try:
-        full, damaged, deaf = asyncio.run(all_of_them())
-        assert isinstance(full, QueueFull)
+        full, early, damaged, deaf = asyncio.run(all_of_them())
+        assert isinstance(full, QueueFull) and from_engine(full).status == 429
+        assert isinstance(early, NotReady) and from_engine(early).response().headers["retry-after"] == "5"
         assert isinstance(damaged, RuntimeError) and str(damaged) == "not finite"
         assert isinstance(deaf, NotReady) and "no router took the request for 1 s" in str(deaf)
-        assert sorted(handle.status.remote().result(timeout_s=30)) == ["damaged", "deaf", "full"]
+        assert sorted(handle.status.remote().result(timeout_s=30)) == ["damaged", "deaf", "early", "full"]
     finally:
         serve.delete("unwilling")

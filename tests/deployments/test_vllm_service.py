@@ -23,8 +23,10 @@ from transformers import AutoModelForCausalLM
 
 from ddtree.deployments import models
 from ddtree.deployments.app import build_app
+from ddtree.deployments.channel import Caller
 from ddtree.deployments.config import AppConfig
-from ddtree.verifier.batch import SamplingRows
+from ddtree.kernels import Rows
+from ddtree.verifier.batch import SamplingRows, VerifyBatch
 from ddtree.verifier.sampling import sample
 
 from ..conftest import Deployment
@@ -78,9 +80,12 @@ class Service:
         status: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=30).json()
         return status
 
+    def ask_deployment(self, name: str, method: str, *args: Any) -> Any:
+        handle = serve.get_deployment_handle(name, self.name)
+        return getattr(handle, method).remote(*args).result(timeout_s=30)
+
     def pids(self) -> list[int]:
-        handle = serve.get_deployment_handle("Verifier", self.name)
-        pids: list[int] = handle.pids.remote().result(timeout_s=30)
+        pids: list[int] = self.ask_deployment("Verifier", "pids")
         return pids
 
 
@@ -178,3 +183,29 @@ def test_a_killed_rank_costs_no_token(services: dict[str, Service], expected: Ex
     assert answers == [expected("deepseek_v3", p, length, 0.8, 3) for p in PROMPTS]
     assert not {*before} & {*service.pids()}, "the whole group was replaced"
     assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+
+
+def test_a_router_that_dies_between_two_ranks_costs_no_token(services: dict[str, Service], expected: Expected) -> None:
+    """Its last step went to the first rank alone, which waits for the second in a collective for ever. The next router has the
+    group replaced, long before a step's deadline."""
+    service = services["qwen3-2"]
+    before, router = service.pids(), service.ask_deployment("Router", "pod", service.config).router
+    ranks = service.ask_deployment("Verifier", "ranks", service.config, router)
+    one = torch.zeros(1, dtype=torch.int32)
+    rows = Rows(
+        row_offsets=torch.tensor([0, 1], dtype=torch.int32), q_len=one + 1, seq_len=one, page_table=one[None],
+        page_size=service.config.verifier.page_size, causal=torch.ones(1, dtype=torch.bool), ancestors=one[None],
+    )  # fmt: skip
+    greedy = SamplingRows(row=one, temperature=one.float(), top_p=one.float(), top_k=one, seed=one.long())
+    caller = Caller(ray.get(ranks[0].address.remote()), timeout_s=30)
+    caller.start("step", VerifyBatch(one, one, one.long(), rows, greedy))
+    deadline = time.monotonic() + 30
+    while len({*ray.get([rank.steps.remote() for rank in ranks])}) == 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(ray.get(router.pid.remote()), signal.SIGKILL)
+    begin = time.monotonic()
+    answer = service.ask(PROMPTS[0], 20, BUDGET, 0.8, 3)
+    assert answer["token_ids"] == expected("qwen3", PROMPTS[0], 20, 0.8, 3)
+    assert not {*before} & {*service.pids()}, "the whole group was replaced"
+    assert time.monotonic() - begin < service.config.verifier.timeout_s / 2

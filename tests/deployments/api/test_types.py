@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree.deployments.api.errors import ApiError, BadRequest, NotReady, from_engine
+from ddtree.deployments.api.errors import ApiError, BadRequest, from_engine
 from ddtree.deployments.api.preparation import ApiSettings, Preparation
 from ddtree.deployments.api.types import ChatRequest, CompletionRequest, parse
+from ddtree.deployments.errors import NotReady
 from ddtree.deployments.scheduler import QueueFull
 
 CONTEXT = 64
