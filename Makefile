@@ -14,12 +14,11 @@ serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
 # The tests that start services wait most of the time; the others run beside them, on the second core.
-SERVICES := tests/deployments tests/benchmarks
 test: $(VENV)/.test lint types  ## install, lint, type-check, run all tests
 	@mkdir -p build
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(SERVICES)) > build/tests.log 2>&1 & others=$$!; \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not service" > build/tests.log 2>&1 & others=$$!; \
 	trap "kill $$others" INT TERM; \
-	$(BIN)/python -m pytest $(SERVICES); services=$$?; \
+	$(BIN)/python -m pytest -m service; services=$$?; \
 	wait $$others; others=$$?; cat build/tests.log; \
 	exit $$((services | others))
 
