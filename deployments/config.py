@@ -164,6 +164,9 @@ class ApiConfig(Section):
     default_max_tokens: int = Field(
         16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it."
     )
+    request_log: bool = Field(
+        False, description="Write a line of JSON for every finished request to the ingress's stdout."
+    )
     resubmit_s: float = Field(
         600, gt=0, description="So long a request waits for a router: for its first, and for another when it died."
     )

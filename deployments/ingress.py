@@ -46,6 +46,7 @@ class Ingress:
             max_budget=config.tree.max_budget if models.drafter else 0,
             max_body_bytes=config.api.max_body_bytes,
             default_max_tokens=config.api.default_max_tokens,
+            request_log=config.api.request_log,
         )
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
+from ddtree.deployments.metrics import Metrics, Totals
 from ddtree.deployments.overlap import Mode, Overlap
 from ddtree.deployments.requests import Delta
 from ddtree.deployments.round_memory import RoundMemory
@@ -68,19 +69,6 @@ Emit = Callable[[Sequence, Delta | Exception], None]
 
 
 @dataclass
-class Totals:
-    """Counts since start, for health and figures."""
-
-    rounds: int = 0
-    generated_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    fallbacks: int = 0  # decoding rounds of a sequence that wanted a draft and had none
-    moves: int = 0  # of running sequences to a drafter, or from one to another
-    moved_rows: int = 0  # tokens that were run through the target again for them
-
-
-@dataclass
 class Round:
     """What one round holds between its stages."""
 
@@ -121,6 +109,7 @@ class RoundLoop:
         self.drafters: dict[str, DrafterPeer] = {}
         self._leaving: dict[str, Callable[[], Any]] = {}  # those of them that draft until others have their sequences
         self.totals = Totals()
+        self.metrics = Metrics(scheduler.limits.prefix_cache)
         self._emit, self._device = emit, torch.device(device)
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
@@ -228,6 +217,7 @@ class RoundLoop:
         drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
         self._settle(work, flight.layout, drawn)
         self.totals.rounds += 1
+        self.metrics.round(work.seconds)
 
     def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -387,6 +377,7 @@ class RoundLoop:
             stats.stage_seconds[stage] += seconds
         self.totals.drafted_tokens += budget
         self.totals.accepted_tokens += length - 1
+        self.metrics.tree(budget, length - 1)
 
     def _deliver(self, sequence: Sequence, tokens: list[int]) -> None:
         if -1 in tokens:
@@ -396,6 +387,7 @@ class RoundLoop:
             return
         taken, reason = sequence.append(tokens)
         self.totals.generated_tokens += len(taken)
+        self.metrics.delivered(sequence, reason is not None)
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:

@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.requests import Cancelled, Delta, GenerationRequest
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class RouterActor:
         from ddtree.verifier.pages import PageAllocator
 
         torch.set_num_threads(1)  # small tensors; the cores belong to the target
-        self._config, self._verifier = config, verifier
+        self._config, self._verifier, self._horizon = config, verifier, models.horizon
         self._links = Links(config, models)
         max_positions = min([models.max_context] + ([models.drafter.max_positions] if models.drafter else []))
         limits = Limits(
@@ -159,6 +160,22 @@ class RouterActor:
             **asdict(self._loop.totals),
         }
 
+    async def metrics(self, pod: int) -> Snapshot:
+        """What `/metrics` shows of this pod, whose number is `pod`. The ingress makes text of it, so that no round waits."""
+        pages = self._scheduler.pages
+        return Snapshot(
+            pod=pod,
+            verifier_connected=self._gone is None,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            kv_usage=1 - pages.free_pages / pages.pages,
+            drafters=len(self._loop.drafters),
+            horizon=self._horizon,
+            preemptions=self._scheduler.preemptions,
+            totals=self._loop.totals,
+            metrics=self._loop.metrics.copy(),
+        )
+
     # -- the round thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -178,7 +195,7 @@ class RouterActor:
                 self._loop.verifier_lost()
                 self._loop.verifier = self._connect_verifier()
             except Exception as error:  # a fault of ours: fail who was in the batch, serve the others
-                log.exception("round failed")
+                log.exception("round failed, and with it %s", [sequence.id for sequence in self._scheduler.running])
                 self._loop.fail_running(error)
 
     def _take_inbox(self) -> None:

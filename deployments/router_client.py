@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.delivery import Delivery
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.pods import together
 from ddtree.deployments.requests import Delta, GenerationRequest
 
@@ -86,19 +87,28 @@ class RouterEngine:
 
     async def health(self) -> dict[str, Any]:
         """Figures of all pods; raises when there is none whose round loop moves and that has a verifier."""
-        asked = self._routers.broadcast("status", POD_STATUS_S)
+        pods = await self._ask("status")
+        if not any(pod["verifier_connected"] for pod in pods):
+            raise NotReady("the target is loading")
+        return together(pods)
+
+    async def metrics(self) -> list[Snapshot]:
+        """The numbers of every pod that answers; raises when there is none."""
+        return await self._ask("metrics")
+
+    async def _ask(self, method: str) -> list[Any]:
+        """What the pods answer that do so in time. Raises NotReady, or what a router raised, where there is none."""
+        asked = self._routers.broadcast(method, POD_STATUS_S)
         try:
             answers = await asked.results_async(timeout_s=STATUS_S, return_exceptions=True)
         except TimeoutError:
             raise NotReady(f"no router has answered for {STATUS_S} s") from None
         except DeploymentUnavailableError:
             raise NotReady("the target is loading") from None
-        pods = [answer for answer in answers if isinstance(answer, dict)]
+        pods = [answer for answer in answers if not isinstance(answer, BaseException)]
         if not pods:
             raise next((_cause(answer) for answer in answers), NotReady("no router has answered"))
-        if not any(pod["verifier_connected"] for pod in pods):
-            raise NotReady("the target is loading")
-        return together(pods)
+        return pods
 
 
 def _cause(error: Exception) -> Exception:

@@ -23,6 +23,7 @@ from ray.serve.handle import DeploymentHandle
 from ddtree.deployments.config import ROUTER_GPUS, AppConfig
 from ddtree.deployments.device_actors import make
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.models import Models
 from ddtree.deployments.pod_choice import CONNECTED
 from ddtree.deployments.pods import Pod
@@ -92,6 +93,13 @@ class Router:
         with _ends_with_actor():
             status: dict[str, Any] = await asyncio.wait_for(self._actor.status.remote(), timeout_s)
             return status
+
+    async def metrics(self, timeout_s: float = STATUS_S) -> Snapshot:
+        """What `/metrics` shows of the pod."""
+        with _ends_with_actor():
+            number = serve.get_replica_context().rank.rank
+            snapshot: Snapshot = await asyncio.wait_for(self._actor.metrics.remote(number), timeout_s)
+            return snapshot
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """What Serve tells those who choose a pod (pod_choice.py)."""

@@ -35,6 +35,7 @@ class Sequence:
     restart: bool = True  # the drafter must drop what it holds of this sequence first
     accepted: Accepted | None = None  # last round's path, to be compacted before the next step
     started: float | None = None  # when its first step began
+    delivered: float | None = None  # when a round last brought tokens of it
     stats: RequestStats = field(default_factory=RequestStats)
     unsent: list[int] = field(default_factory=list)  # generated, in no delta yet
     cancelled: bool = False

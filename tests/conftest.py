@@ -42,6 +42,7 @@ class Deployment:
 
     url: str
     config: Path
+    log: Path  # its output
     pid: int  # of `ddtree serve`; all its processes are descendants
 
 
@@ -61,6 +62,7 @@ def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     document = yaml.safe_load((REPOSITORY / "configs/smollm2-cpu.yaml").read_text())
     args = document["applications"][0]["args"]
     args["target"]["dtype"] = args["drafter"]["dtype"] = "float32"
+    args["api"] = {"request_log": True}
     config, log = folder / "config.yaml", folder / "log"
     port = document["http_options"]["port"] = free_port()
     config.write_text(yaml.safe_dump(document))
@@ -77,7 +79,7 @@ def deployment(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"the service did not start:\n{log.read_text()[-4000:]}")
             time.sleep(0.5)
-        yield Deployment(f"http://127.0.0.1:{port}", config, process.pid)
+        yield Deployment(f"http://127.0.0.1:{port}", config, log, process.pid)
     finally:
         process.terminate()
         process.wait(timeout=90)

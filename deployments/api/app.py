@@ -29,7 +29,9 @@ from ddtree.deployments.api.answers import AnswerWriter
 from ddtree.deployments.api.body import read_json
 from ddtree.deployments.api.errors import ApiError, from_engine
 from ddtree.deployments.api.generation import EngineClient, TextEvent, TextRequest, generate_all
+from ddtree.deployments.api.metrics import render
 from ddtree.deployments.api.preparation import ApiSettings, Preparation
+from ddtree.deployments.api.request_log import logged
 from ddtree.deployments.api.sse import ClientGone, EventStream, while_connected
 from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields, parse
 
@@ -60,17 +62,19 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
             sequences = [sequence.named(name) for sequence in sequences]
         writer = AnswerWriter(fields, settings.model, sequences)
         events = generate_all(engine, sequences, tokenizer)
+        if settings.request_log:
+            events = logged(events, sequences)
         try:
             if not fields.stream:
                 text = await while_connected(request.receive, writer.whole(events))
                 return Response(text, media_type="application/json")
             # The first round comes before the headers, so that a request that fails at once has its status.
             first = await while_connected(request.receive, anext(events))
-            return EventStream(_sse(writer, first, events))
+            return EventStream(_sse(writer, first, events, sequences[0].request.request_id))
         except ClientGone:
             raise
         except Exception as error:
-            raise _failed(error) from error
+            raise _failed(error, sequences[0].request.request_id) from error
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -96,6 +100,16 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         except Exception as error:
             raise ApiError(503, f"The engine is not healthy: {error}", code="unhealthy") from error
 
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        try:
+            pods = await engine.metrics()
+        except Exception as error:
+            raise ApiError(503, f"No router says what it counted: {error}", code="unhealthy") from error
+        accept = request.headers.get("accept", "")
+        text, content_type = render(pods, settings.model, settings.default_budget, accept)
+        return Response(text, headers={"content-type": content_type})
+
     @app.get("/version")
     async def versions() -> dict[str, str]:
         return {"version": version("ddtree-serve"), "python": platform.python_version()} | {
@@ -117,7 +131,7 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
 
 
 async def _sse(
-    writer: AnswerWriter, first: TextEvent, rest: AsyncGenerator[TextEvent, None]
+    writer: AnswerWriter, first: TextEvent, rest: AsyncGenerator[TextEvent, None], request_id: str
 ) -> AsyncGenerator[str, None]:
     async def events() -> AsyncGenerator[TextEvent, None]:
         yield first
@@ -129,14 +143,14 @@ async def _sse(
             async for chunk in writer.chunks(events()):
                 yield chunk
         except Exception as error:  # the headers are gone: the reason travels in the stream
-            yield json.dumps(_failed(error).body(), ensure_ascii=False)
+            yield json.dumps(_failed(error, request_id).body(), ensure_ascii=False)
         yield "[DONE]"
 
 
-def _failed(error: Exception) -> ApiError:
+def _failed(error: Exception, request_id: str) -> ApiError:
     answer = from_engine(error)
     if answer.status == 500:
-        log.error("a request failed: %s", answer.message, exc_info=error)
+        log.error("request %s failed: %s", request_id, answer.message, exc_info=error)
     return answer
 
 

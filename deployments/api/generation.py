@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from ddtree.deployments.api.text import Decoder, TextStream
+from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats
 
 MAX_NAME = 64  # characters of a client's name for a request that its id keeps
@@ -26,6 +27,10 @@ class EngineClient(Protocol):
 
     async def health(self) -> dict[str, Any]:
         """Return facts about the engine; raise when it cannot serve."""
+        ...
+
+    async def metrics(self) -> Sequence[Snapshot]:
+        """Return what each router has counted; raise when none is there to ask."""
         ...
 
 

@@ -30,6 +30,7 @@ class ApiSettings:
     max_prompts: int = 128  # sequences that one request may start
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI has it; a chat gets the rest of the context
     default_temperature: float = 1.0  # as OpenAI has it
+    request_log: bool = False  # a line of JSON for every finished request
 
 
 @dataclass(frozen=True)

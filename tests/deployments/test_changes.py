@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from ddtree.deployments.config import AppConfig
@@ -165,6 +167,16 @@ def test_a_beginning_stays_with_its_pod_and_others_spread(service: Service) -> N
     for tale in tales:
         assert cached(service.ask(tale + "and another", 4, budget=0)) == len(tale) // PAGE * PAGE
     assert len(service.ask(tales, 4)["choices"]) == len(tales), "at once, of one request"
+
+
+def test_one_scrape_shows_every_pod(service: Service) -> None:
+    service.ask("once more", 4)
+    text = httpx.get(f"{service.url}/metrics", timeout=30).text
+    families = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    tokens = {sample.labels["engine"]: sample.value for sample in families["vllm:generation_tokens"]}
+    assert set(tokens) == {"0", "1"}
+    assert sorted(tokens.values()) == sorted(pod["generated_tokens"] for pod in service.health()["pods"])
+    assert [sample.value for sample in families["ddtree:budget"]] == [CHANGED["budget"]] * 2
 
 
 def cached(answer: dict[str, Any]) -> int:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ddtree.deployments.api.generation import TextRequest
 from ddtree.deployments.requests import GenerationRequest, SamplingParams
+
+from ...conftest import Deployment
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODEL = "smollm2-135m-instruct"
@@ -238,3 +244,50 @@ def test_models_version_and_health(server: str, client: openai.OpenAI) -> None:
     assert client.models.retrieve(MODEL).max_model_len == 8192
     assert {"version", "python", "torch", "ray", "transformers"} <= set(httpx.get(f"{server}/version").json())
     assert httpx.get(f"{server}/health").status_code == 200
+
+
+def scrape(server: str) -> Counter[str]:
+    """Every sample of /metrics by name, added up over labels."""
+    answer = httpx.get(f"{server}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == MODEL
+            found[sample.name] += sample.value  # type: ignore[assignment]  # a float
+    return found
+
+
+def test_metrics_count_what_answers_say(server: str, client: openai.OpenAI) -> None:
+    before = scrape(server)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=20, extra_body=extension(budget=8)
+    )
+    after = scrape(server)
+    after.subtract(before)
+    found = figures(answer)
+    assert after["vllm:spec_decode_num_accepted_tokens_total"] == found["accepted_tokens"] > 0
+    assert after["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == found["accepted_tokens"]
+    assert after["vllm:spec_decode_num_draft_tokens_total"] == found["drafted_tokens"] == after["ddtree:tree_size_sum"]
+    assert after["ddtree:tree_size_count"] == after["vllm:inter_token_latency_seconds_count"] == found["rounds"]
+    assert after["vllm:prompt_tokens_total"] == answer.usage.prompt_tokens
+    assert after["vllm:generation_tokens_total"] == answer.usage.completion_tokens
+    assert after["vllm:prefix_cache_hits_total"] == found["cached_tokens"]
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+        assert after[f"vllm:{name}_seconds_count"] == 1
+    assert after["ddtree:stage_seconds_total"] >= sum(found["stage_seconds"].values()) * 0.99
+    now = before + after
+    assert (now["vllm:num_requests_running"], now["vllm:num_requests_waiting"], now["ddtree:drafters"]) == (0, 0, 1)
+
+
+def test_a_finished_request_is_a_line_of_the_log(deployment: Deployment) -> None:
+    body = {"prompt": "One, two,", "temperature": 0, "max_tokens": 6, "ddtree": {"budget": 8}}
+    name = {"x-request-id": "to-be-logged"}
+    answer = httpx.post(f"{deployment.url}/v1/completions", json=body, headers=name, timeout=120).json()
+    deadline = time.monotonic() + 20
+    while not (found := re.search(r'\{.*"request_id": "to-be-logged/0/.*\}', deployment.log.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    line = json.loads(found[0])
+    assert (line["status"], line["finish_reason"], line["completion_tokens"]) == (200, "length", 6)
+    assert {name: line[name] for name in answer["ddtree"]} == answer["ddtree"]
