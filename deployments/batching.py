@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddtree.deployments.edits import lay_out_edits
 from ddtree.deployments.requests import SamplingParams
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
-from ddtree.verifier.batch import Commit, SamplingRows, VerifyBatch
+from ddtree.verifier.batch import Commit, LogitEdits, SamplingRows, VerifyBatch
 from ddtree.verifier.sampling import GREEDY_BELOW
 from ddtree.verifier.transfer import to_device
 
@@ -42,6 +43,7 @@ class Layout:
     _slots: Tensor  # [T] int64, as the next two are of VerifyBatch
     _sampling: SamplingRows | None
     _commit: Commit | None
+    _edits: LogitEdits | None
 
     def batch(self, tree: DraftTree | None) -> tuple[VerifyBatch, Tensor | None]:
         """With the trees [B, N+1] of the drafted entries: the batch, and which of the B · (N+1) nodes each row of a tree is,
@@ -59,7 +61,7 @@ class Layout:
             causal=self._causal,
             ancestors=ancestors,
         )
-        batch = VerifyBatch(tokens, positions, self._slots, rows, self._sampling, self._commit)
+        batch = VerifyBatch(tokens, positions, self._slots, rows, self._sampling, self._commit, self._edits)
         return batch, loose.nodes
 
     def tree_y(self, y: Tensor, tree: DraftTree, nodes: Tensor | None) -> Tensor:
@@ -112,6 +114,7 @@ def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_pa
         _slots(table, computed, counts, [s.stored for s in sequences], page_size, scratch_page),
         _sampling(entries, offsets, len(budgets), drawn),
         _commit(sequences),
+        lay_out_edits(entries, offsets, len(budgets), drawn),
     )
 
 
@@ -168,8 +171,8 @@ def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[
 
 
 @lru_cache(maxsize=64)  # from round to round the same sequences decode with trees of the same size
-def _repeated(params: tuple[SamplingParams, ...], counts: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """temperature, top_p, top_k and seed of every row; nobody writes to them."""
+def _repeated(params: tuple[SamplingParams, ...], counts: tuple[int, ...]) -> tuple[Any, ...]:
+    """temperature, top_p, top_k, seed and min_p of every row; nobody writes to them."""
 
     def each(values: list[Any], dtype: Any) -> Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype), counts))
@@ -179,6 +182,7 @@ def _repeated(params: tuple[SamplingParams, ...], counts: tuple[int, ...]) -> tu
         each([p.top_p for p in params], np.float32),
         each([p.top_k for p in params], np.int32),
         each([p.seed for p in params], np.int64),
+        each([p.min_p for p in params], np.float32) if any(p.min_p for p in params) else None,
     )
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.mailbox import ALIGNMENT, Bound
 from ddtree.deployments.models import Models
+from ddtree.deployments.requests import MAX_LOGIT_BIAS
 from ddtree.deployments.sizing import step_rows
 from ddtree.kernels.tree import ancestor_words
 
-TENSORS = 32  # in a message, at most; each is aligned
+TENSORS = 48  # in a message, at most; each is aligned
 NODE = 6 * 4  # bytes of a tree's node besides its ancestors
-ROW = 4 + 4 + 8 + (4 + 4 + 4 + 4 + 8)  # bytes of a batch's row: token, position, slot, and its sampling parameters
+ROW = (
+    4 + 4 + 8 + (4 + 4 + 4 + 4 + 8 + 4) + (4 + 4 + 4)
+)  # bytes of a batch's row: token, position, slot, sampling, edits
+TOKEN = 4 + 4 + 4  # bytes of a token's count or bias
 
 
 def sequence_pages(config: AppConfig, models: Models) -> int:
@@ -40,6 +44,8 @@ def of_router(config: AppConfig, models: Models) -> Bound:
     words = ancestor_words(nodes)
     pages = sequence_pages(config, models) + 1
     sequence = 2 * 4 * pages + nodes * (4 + NODE + 4 * words) + 64
+    if config.verifier.device == "cpu":  # to a GPU they travel in the letter
+        sequence += TOKEN * (models.max_context + MAX_LOGIT_BIAS)
     limit = f"{_rows(config)}, {words} words of ancestors in each, and {pages} pages a sequence"
     return _bound(step_rows(config)[0] * (ROW + 4 * words) + config.scheduler.max_sequences * sequence, limit)
 

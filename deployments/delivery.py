@@ -1,7 +1,7 @@
 """One request over the routers that serve it in turn: what it has delivered, and the request for the rest.
 
-The rest is the prompt with the tokens so far behind it. What the target draws depends on the seed and on a token's position
-alone, so it is what the first router would have sent. Knows no Ray, no clock and no text.
+The rest is the prompt with the tokens so far behind it. What the target draws depends on the seed, on a token's position and
+on which tokens are answer, so it is what the first router would have sent. Knows no Ray, no clock and no text.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Delivery:
             request_id=request_id,
             prompt_ids=request.prompt_ids + tuple(self.token_ids),
             max_tokens=request.max_tokens - len(self.token_ids),
+            resumed=request.resumed + len(self.token_ids),
         )
 
     def take(self, delta: Delta) -> Delta:

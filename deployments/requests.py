@@ -5,6 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 STAGES = ("draft", "build", "verify", "accept", "commit")
+MAX_LOGIT_BIAS = 1024  # tokens; all of them travel in every round
+
+
+@dataclass(frozen=True)
+class EditParams:
+    """What changes the target's logits before anything else, by what the request has so far. As in vLLM."""
+
+    presence_penalty: float = 0.0  # 0 is off
+    frequency_penalty: float = 0.0  # 0 is off
+    repetition_penalty: float = 1.0  # 1 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, none of them twice, and what is added
+    min_tokens: int = 0  # no stop token before so many
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -15,6 +31,8 @@ class SamplingParams:
     top_p: float = 1.0  # 1 is off, 0 is greedy
     top_k: int = 0  # 0 is off
     seed: int = 0  # 64 bit; the ingress draws one where the client gives none
+    min_p: float = 0.0  # 0 is off
+    edits: EditParams | None = None  # None: none
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()  # generation ends with (and includes) the first of these
     sampling: SamplingParams = SamplingParams()
     budget: int = 0  # draft nodes per round; 0 is plain decoding
+    resumed: int = 0  # so many of the last prompt ids are answer, which another router has delivered
     prefix_cache: bool = True  # take over KV rows that other requests left
     target: str = ""  # what is to answer, as `TargetConfig.key` names it; a router of another target refuses
     every_round: bool = (

@@ -41,9 +41,13 @@ class Sequence:
     cancelled: bool = False
     flying: bool = False  # its rows are in a step whose result is awaited: neither they nor its pages may change
     planned: int = 0  # number of the last step that it was planned for
+    counts: dict[int, int] | None = None  # of its tokens: how often the answer has them; None: no penalty asks
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
+        if self.request.sampling.edits and self.request.sampling.edits.penalizes:
+            self.counts = dict.fromkeys(self.tokens[: self.answer_begin], 0)
+            self._count(self.tokens[self.answer_begin :])
         self.stats.budget = self.request.budget
 
     @property
@@ -61,6 +65,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def answer_begin(self) -> int:
+        """Position of the answer's first token, whichever router has made it."""
+        return len(self.request.prompt_ids) - self.request.resumed
 
     @property
     def final(self) -> int:
@@ -89,6 +98,12 @@ class Sequence:
             if token in self.request.stop_token_ids:
                 taken, reason = taken[: i + 1], "stop"
                 break
+        self._count(taken)
         self.tokens += taken
         self.unsent += taken
         return taken, reason
+
+    def _count(self, answer: list[int]) -> None:
+        if self.counts is not None:
+            for token in answer:
+                self.counts[token] = self.counts.get(token, 0) + 1

@@ -33,6 +33,35 @@ class SamplingRows:
     top_p: Tensor  # [M] float32, 1 is off, 0 is greedy
     top_k: Tensor  # [M] int32, 0 is off, 1 is greedy
     seed: Tensor  # [M] int64, all 64 bits count
+    min_p: Tensor | None = None  # [M] float32, 0 is off; None: off everywhere
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """A number for some tokens of some of A sequences, none of them twice: E entries."""
+
+    sequence: Tensor  # [E] int32
+    token: Tensor  # [E] int32
+    value: Tensor  # [E] float32
+
+
+@dataclass(frozen=True)
+class LogitEdits:
+    """What changes the logits of A of the sequences before a token is drawn. Written by the router.
+
+    A row's history is its sequence's `history` and the nodes on its own path below the root, which the batch has: its
+    tokens, and the ancestor bits, which are 0 at rows of no tree.
+    """
+
+    row: Tensor  # [R] int32, which of the M wanted rows
+    sequence: Tensor  # [R] int32, the row's sequence among the A
+    root: Tensor  # [R] int32, the first of this sequence's rows among the T of the batch
+    history: TokenValues  # tokens of prompt and answer, the root included: how often the answer has them
+    bias: TokenValues  # what is added
+    banned: TokenValues  # the first absolute position where this token may be drawn
+    repetition: Tensor  # [A] float32, above 0; 1 is off
+    frequency: Tensor  # [A] float32, 0 is off
+    presence: Tensor  # [A] float32, 0 is off
 
 
 @dataclass(frozen=True)
@@ -45,6 +74,7 @@ class VerifyBatch:
     rows: Rows  # which rows and which committed slots each row attends to
     sampling: SamplingRows | None  # None: at every row the most probable token
     commit: Commit | None = None
+    edits: LogitEdits | None = None  # None: every logit as the model gives it
 
     def check(self, page_size: int) -> None:
         """Raise ValueError where the batch contradicts itself or a pool of this page size."""

@@ -1,7 +1,7 @@
 """The target's own token at each wanted row: a function of (seed, position, token id, logits, parameters), of no batch.
 
 Gumbel-max: y = argmax(logits / T + g(seed, position, id)) over the kept tokens is a draw from their softmax. Processors
-act as in vLLM: temperature, then top-k, then top-p on what top-k left; at least one token is kept. A kept set is always
+act as in vLLM: temperature, min-p, top-k, then top-p on what those left; at least one token is kept. A kept set is always
 "every token whose logit reaches a threshold": tokens of equal logit are kept or dropped together (vLLM: top-k likewise,
 top-p in sort order), so no sort order shows in a draw.
 """
@@ -51,6 +51,9 @@ def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNo
         x = _take(logits, drawn) / rows.temperature[drawn, None]
         seed, position = rows.seed[drawn].long(), positions[drawn].long()
         top_k, top_p = rows.top_k[drawn].long(), rows.top_p[drawn].double()
+        if rows.min_p is not None:
+            least = x.amax(-1) + rows.min_p[drawn].log()
+            x = x.masked_fill(x < least[:, None], -torch.inf)
         y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device)).int()
     return y
 

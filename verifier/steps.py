@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ddtree.kernels.waiting import WaitsForDevice
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
+from ddtree.verifier.edits import edit
 from ddtree.verifier.graphs import GraphedSteps, Output, StepSizes
 from ddtree.verifier.model import Model
 from ddtree.verifier.noise import KeyedNoise
@@ -56,7 +57,7 @@ class Steps:
 
     def _draw(self, output: Output, batch: VerifyBatch) -> tuple[Tensor, Tensor]:
         """y [M], and the same on the host."""
-        if batch.sampling is None and output.greedy is not None and output.drawn is not None:
+        if batch.sampling is batch.edits is None and output.greedy is not None and output.drawn is not None:
             return output.greedy, output.drawn
         y = self._sampled(output, batch)
         if y.device.type == "cpu":
@@ -68,7 +69,7 @@ class Steps:
         nothing = torch.empty(0, dtype=torch.int32, device=self._device)
         if batch.sampling is None:
             logits = output.logits if output.scored else self._model.logits(output.hidden)
-            return nothing if logits is None else greedy(logits)  # None: another rank draws
+            return nothing if logits is None else greedy(self._edited(logits, batch))  # None: another rank draws
         wanted = batch.sampling.row
         if not len(wanted):
             return nothing
@@ -79,4 +80,15 @@ class Steps:
         logits = output.logits if everywhere and output.scored else self._model.logits(output.hidden[rows])
         if logits is None:
             return nothing
+        logits = self._edited(logits, batch)
         return greedy(logits) if certain else sample(logits, positions[rows] + 1, sampling, self._noise)
+
+    def _edited(self, logits: Tensor, batch: VerifyBatch) -> Tensor:
+        """The logits [M, V] after `batch.edits`."""
+        if batch.edits is None:
+            return logits
+        wanted = None if batch.sampling is None else batch.sampling.row
+        needed = (batch.edits, batch.positions, batch.tokens, batch.rows.ancestors, wanted)
+        edits, positions, tokens, ancestors, wanted = to_device(needed, self._device)
+        rows = slice(None) if wanted is None else wanted.long()
+        return edit(logits, positions[rows] + 1, tokens, ancestors[rows], edits)

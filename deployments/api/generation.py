@@ -67,8 +67,9 @@ async def generate_text(
     Raises:
         RuntimeError: the engine's deltas end without a finish reason.
     """
-    stream = TextStream(decoder, sequence.stop)
     index, request = sequence.index, sequence.request
+    edits = request.sampling.edits
+    stream = TextStream(decoder, sequence.stop, edits.min_tokens if edits else 0)
     stats: RequestStats | None = None
     async with aclosing(cast(AsyncGenerator[Delta, None], engine.generate(request))) as deltas:
         async for delta in deltas:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ddtree.deployments.api.errors import ApiError, BadRequest
 from ddtree.deployments.api.generation import TextRequest
 from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields
-from ddtree.deployments.requests import GenerationRequest, SamplingParams
+from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
 
 
 @dataclass
@@ -78,11 +79,14 @@ class Preparation:
         if isinstance(prompt, str):
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
             return ids
-        wrong = next((token for token in prompt if not 0 <= token < self.settings.vocab_size), None)
+        self._check_ids(prompt, "prompt")
+        return prompt
+
+    def _check_ids(self, ids: Iterable[int], param: str) -> None:
+        wrong = next((token for token in ids if not 0 <= token < self.settings.vocab_size), None)
         if wrong is not None:
             limit = self.settings.vocab_size - 1
-            raise BadRequest(f"'prompt' has the token id {wrong}; this model's ids are 0 to {limit}.", "prompt")
-        return prompt
+            raise BadRequest(f"'{param}' has the token id {wrong}; this model's ids are 0 to {limit}.", param)
 
     def _sequence(
         self, index: int, ids: list[int], request: GenerationFields, limit: int | None, param: str, default: int
@@ -104,10 +108,17 @@ class Preparation:
                 param,
                 "context_length_exceeded",
             )
+        max_tokens = min(default, room) if limit is None else limit
+        if (request.min_tokens or 0) > max_tokens:
+            raise BadRequest(
+                f"'min_tokens' is {request.min_tokens}, but the answer may have {max_tokens} tokens; ask for fewer, or for "
+                f"more '{param}'.",
+                "min_tokens",
+            )
         generation = GenerationRequest(
             request_id=uuid.uuid4().hex,
             prompt_ids=tuple(ids),
-            max_tokens=min(default, room) if limit is None else limit,
+            max_tokens=max_tokens,
             stop_token_ids=self.settings.eos_token_ids,
             sampling=self._sampling(request),
             budget=self._budget(request),
@@ -123,7 +134,21 @@ class Preparation:
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=max(request.top_k or 0, 0),
             seed=secrets.randbits(63) if request.seed is None and temperature > 0 else request.seed or 0,
+            min_p=request.min_p or 0.0,
+            edits=self._edits(request),
         )
+
+    def _edits(self, request: GenerationFields) -> EditParams | None:
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        self._check_ids(bias, "logit_bias")
+        edits = EditParams(
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=request.repetition_penalty or 1.0,
+            logit_bias=tuple(bias.items()),
+            min_tokens=request.min_tokens or 0,
+        )
+        return None if edits == EditParams() else edits
 
     def _budget(self, request: GenerationFields) -> int:
         asked = request.ddtree.budget if request.ddtree else None

@@ -79,11 +79,12 @@ class StopScanner:
         self._longest = max(map(len, stop), default=0)
         self._held = ""  # the longest suffix that may be the start of a stop string
 
-    def push(self, piece: str) -> tuple[str, bool]:
-        """Return (text to release, whether a stop string is complete); the text then ends just before it."""
-        text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+    def push(self, piece: str, heed: bool = True) -> tuple[str, bool]:
+        """Return (text to release, whether a stop string is complete); the text then ends just before it. Without `heed` one
+        that `piece` completes is text like any other."""
+        text, old = self._held + piece, len(self._held)
+        found = [(at + len(s), at) for s in self._stop if (at := text.find(s, max(old - len(s) + 1, 0))) >= 0]
+        if found and heed:
             self._held = ""
             return text[: min(found)[1]], True
         first = max(len(text) - self._longest + 1, 0)
@@ -103,9 +104,11 @@ class StopScanner:
 class TextStream:
     """The text of one sequence: `push` ids as they come, `finish` after the last."""
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: Decoder, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        """No stop string that is complete before so many tokens ends the text."""
         self._detokenizer = Detokenizer(decoder)
         self._scanner = StopScanner(stop) if stop else None
+        self._count, self._min_tokens = 0, min_tokens
 
     def push(self, ids: Sequence[int]) -> TextDelta:
         """Return the text released by `ids`, cut before a stop string that they complete."""
@@ -113,7 +116,8 @@ class TextStream:
             return TextDelta(self._detokenizer.push(ids), len(ids))
         released = ""
         for n, token in enumerate(ids, start=1):  # one by one: which token completes a stop string matters
-            text, stopped = self._scanner.push(self._detokenizer.push([token]))
+            self._count += 1
+            text, stopped = self._scanner.push(self._detokenizer.push([token]), self._count > self._min_tokens)
             released += text
             if stopped:
                 return TextDelta(released, n, stopped=True)
@@ -124,5 +128,5 @@ class TextStream:
         text = self._detokenizer.finish()
         if self._scanner is None:
             return TextDelta(text, 0)
-        text, stopped = self._scanner.push(text)
+        text, stopped = self._scanner.push(text, self._count > self._min_tokens)
         return TextDelta(text if stopped else text + self._scanner.finish(), 0, stopped)

@@ -1,17 +1,19 @@
 """The requests of the HTTP API and what each field may be. Knows no tokenizer, no model and no engine.
 
 Field names follow OpenAI and vLLM. A field that is not honoured is an error that says so; a known field whose value
-asks for nothing (`n: 1`, `presence_penalty: 0`, ...) is accepted.
+asks for nothing (`n: 1`, `echo: false`, ...) is accepted.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ddtree.deployments.api.errors import BadRequest
+from ddtree.deployments.requests import MAX_LOGIT_BIAS
 
 MAX_STOP = 16
 INT64 = 2**63
@@ -19,9 +21,8 @@ R = TypeVar("R", bound="GenerationFields")
 
 # Known fields that are not honoured: the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (None, 1)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens", "priority"), (None, 0)),
-    **dict.fromkeys(("logit_bias", "metadata", "chat_template_kwargs"), (None, {})),
+    **dict.fromkeys(("n", "best_of", "length_penalty"), (None, 1)),
+    **dict.fromkeys(("metadata", "chat_template_kwargs"), (None, {})),
     **dict.fromkeys(("tools", "functions", "documents"), (None, [])),
     **dict.fromkeys(("stop_token_ids", "bad_words", "logits_processors"), (None, [])),
     **dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (None, False)),
@@ -33,7 +34,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"), (None,)),
     **dict.fromkeys(("reasoning_effort", "prediction", "audio", "verbosity", "web_search_options"), (None,)),
     **dict.fromkeys(("prompt_cache_key", "safety_identifier", "prompt_embeds", "cache_salt"), (None,)),
-    "top_logprobs": (None, 0),
+    **dict.fromkeys(("priority", "top_logprobs"), (None, 0)),
     "suffix": (None, ""),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
@@ -92,7 +93,13 @@ class GenerationFields(_Neutral):
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)  # further out float32 has no room for the result
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIAS)
+    min_tokens: int | None = Field(None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None  # OpenAI's end-user label: changes nothing by definition
@@ -102,6 +109,14 @@ class GenerationFields(_Neutral):
     @classmethod
     def _one_stop(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for key in bias or ():
+            if not re.fullmatch("0|-?[1-9][0-9]{0,17}", key):
+                raise ValueError(f'has the key {key[:32]!r}; its keys are token ids, such as "42"')
+        return bias
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:

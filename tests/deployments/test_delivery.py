@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddtree.deployments.delivery import Delivery
-from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats
+from ddtree.deployments.requests import Delta, EditParams, GenerationRequest, RequestStats
 
 from .tiny import HORIZON, Engine, Guesser, LocalVerifier, make_target, request
 
@@ -50,10 +50,16 @@ def deliver(verifier: LocalVerifier, asked: GenerationRequest, answer: list[int]
     raise AssertionError("it does not end")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+EDITS = EditParams(frequency_penalty=0.4, presence_penalty=-0.5, repetition_penalty=1.2, min_tokens=LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "edits"), [(0.0, None), (0.9, None), (0.9, EDITS)], ids=["greedy", "drawn", "edited"]
+)
 @pytest.mark.parametrize("seams", [[0], [1], [3], [2, 0, 4], [1, 1, 1]], ids=str)
-def test_no_seam_shows(verifier: LocalVerifier, seams: list[int], temperature: float) -> None:
-    asked = request(f"r{temperature}", PROMPT, LENGTH, 12, temperature)
+def test_no_seam_shows(verifier: LocalVerifier, seams: list[int], temperature: float, edits: EditParams | None) -> None:
+    asked = request(f"r{temperature}", PROMPT, LENGTH, 12, temperature, edits=edits)
+    asked = replace(asked, stop_token_ids=tuple(range(30)) if edits else ())
     alone = deliver(verifier, replace(asked, budget=0), [], [])
     answer = [token for delta in alone for token in delta.token_ids]
     deltas = deliver(verifier, asked, PROMPT + answer, seams)
@@ -86,7 +92,7 @@ def test_what_is_asked_of_the_next_router() -> None:
     assert delivery.rest() == asked
     delivery.take(Delta((7, 8), stats=RequestStats(cached_tokens=4)))
     rest = delivery.rest()
-    assert rest == replace(asked, request_id="name/0/id~1", prompt_ids=(*PROMPT, 7, 8), max_tokens=18)
+    assert rest == replace(asked, request_id="name/0/id~1", prompt_ids=(*PROMPT, 7, 8), max_tokens=18, resumed=2)
     figures = delivery.take(Delta((9,), stats=RequestStats(cached_tokens=len(PROMPT) + 2))).stats
     assert figures is not None and figures.cached_tokens == len(PROMPT), "tokens of the answer are no prompt"
     assert delivery.rest().request_id == "name/0/id~2"

@@ -3,13 +3,15 @@ that plain decoding alone would have given it."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddtree.deployments.overlap import Mode
-from ddtree.deployments.requests import GenerationRequest
+from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
 from ddtree.verifier.pages import page_keys
 
 from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
@@ -106,6 +108,73 @@ def test_output_is_plain_decoding(
     verifier.fail_next = False
     engine.check_end(truth, cancelled)
     assert not engine.scheduler.running and not engine.scheduler.waiting
+
+
+edits = st.builds(
+    EditParams,
+    presence_penalty=st.sampled_from([0.0, -2.0, 2.0]),
+    frequency_penalty=st.sampled_from([0.0, -2.0, 0.3, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3]),
+    logit_bias=st.dictionaries(tokens, st.floats(-8, 8), max_size=4).map(lambda bias: tuple(bias.items())),
+    min_tokens=st.integers(0, 12),
+)
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    top_k=st.sampled_from([0, 5]),
+    seed=st.integers(0, 99),
+    min_p=st.sampled_from([0.0, 0.1]),
+    edits=st.none() | edits,
+)
+edited = st.builds(
+    GenerationRequest,
+    request_id=st.just(""),
+    prompt_ids=st.lists(tokens, min_size=1, max_size=20).map(tuple),
+    max_tokens=st.integers(1, 14),
+    stop_token_ids=st.sets(tokens, max_size=12).map(tuple),
+    sampling=sampling,
+    budget=st.sampled_from([0, 3, 15, 40]),
+)
+
+
+@given(st.lists(edited, min_size=1, max_size=4), st.integers(0, 1000), st.integers(0, 6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_output_is_plain_decoding_under_every_parameter(
+    verifier: LocalVerifier, wanted: list[GenerationRequest], seed: int, dies: int
+) -> None:
+    """Penalties, biases and bans act at each node by its own path. The verifier dies once, so histories are kept beyond it."""
+    asked = [dataclasses.replace(r, request_id=f"r{i}") for i, r in enumerate(wanted)]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    engine = Engine(verifier)
+    answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
+    engine.loop.add_drafter(Guesser("d", answers, seed, errs=0.1))
+    for r in asked:
+        engine.add(r)
+
+    def between(i: int) -> None:
+        verifier.fail_next = i == dies
+
+    engine.run(between)
+    verifier.fail_next = False
+    assert engine.output == truth
+    for r in asked:
+        least = r.sampling.edits.min_tokens if r.sampling.edits else 0
+        assert not set(truth[r.request_id][:least]) & set(r.stop_token_ids)
+
+
+def test_edits_do_what_they_say(verifier: LocalVerifier) -> None:
+    """Plain decoding itself: what the parameters mean."""
+
+    def ask(**fields: object) -> list[int]:
+        return plain(verifier, request("r", [1, 2, 3], 24, 0, edits=EditParams(**fields)))  # type: ignore[arg-type]
+
+    assert ask() == plain(verifier, request("r", [1, 2, 3], 24, 0))
+    assert ask(logit_bias=((5, 100.0),)) == [5] * 24
+    assert len(set(ask(logit_bias=((5, 100.0),), frequency_penalty=2.0, presence_penalty=2.0))) == 1, "100 outweighs 48"
+    assert len(set(ask(frequency_penalty=-2.0))) <= len(set(ask(frequency_penalty=2.0)))
+    assert not {1, 2, 3} & set(ask(repetition_penalty=100.0)), "the prompt counts for repetition"
+    assert len(set(ask(repetition_penalty=100.0))) == 24
 
 
 @pytest.mark.parametrize("budget", [0, 7])

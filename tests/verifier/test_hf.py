@@ -135,7 +135,7 @@ def test_a_step_writes_its_own_slots_only(tiny: Harness) -> None:
 def test_a_step_with_no_wanted_rows_draws_nothing_and_times_both_stages(tiny: Harness) -> None:
     sequence = tiny.sequence(16)
     batch = tiny.batch(Piece(sequence, PROMPT))
-    none = type(batch.sampling)(**{k: v[:0] for k, v in vars(batch.sampling).items()})
+    none = type(batch.sampling)(**{k: v if v is None else v[:0] for k, v in vars(batch.sampling).items()})
     result = tiny.target.step(type(batch)(**{**vars(batch), "sampling": none}))
     assert result.y.shape == (0,) and result.y.dtype == torch.int32
     assert result.features.shape == (len(PROMPT), tiny.target.feature_size)

@@ -30,9 +30,10 @@ def same(n: int, temperature: float, top_p: float = 1.0, top_k: int = 0, seed: i
     return rows([temperature] * n, [top_p] * n, [top_k] * n, [seed] * n)
 
 
-def probabilities(logits: list[float], temperature: float, top_p: float, top_k: int) -> list[float]:
+def probabilities(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float = 0.0) -> list[float]:
     """The distribution to draw from, in plain Python and by the definition."""
     x = [v / temperature for v in logits]
+    x = [v if math.exp(v - max(x)) >= min_p else -math.inf for v in x]
     if 0 < top_k < len(x):
         kth = sorted(x, reverse=True)[top_k - 1]
         x = [v if v >= kth else -math.inf for v in x]
@@ -44,23 +45,28 @@ def probabilities(logits: list[float], temperature: float, top_p: float, top_k: 
 
 
 PARAMETERS = [
-    (1.0, 1.0, 0),
-    (0.7, 1.0, 0),
-    (1.0, 0.6, 0),
-    (1.3, 0.9, 5),
-    (1.0, 1.0, 3),
-    (2.0, 0.5, 7),
-    (1.0, 0.05, 0),
-    (0.5, 1.0, 99),
+    (1.0, 1.0, 0, 0.0),
+    (0.7, 1.0, 0, 0.0),
+    (1.0, 0.6, 0, 0.0),
+    (1.3, 0.9, 5, 0.0),
+    (1.0, 1.0, 3, 0.0),
+    (2.0, 0.5, 7, 0.0),
+    (1.0, 0.05, 0, 0.0),
+    (0.5, 1.0, 99, 0.0),
+    (1.0, 1.0, 0, 0.2),
+    (0.7, 0.9, 0, 0.1),
+    (1.5, 0.8, 4, 0.15),
+    (2.0, 1.0, 8, 0.5),
+    (1.0, 1.0, 0, 1.0),
 ]
 
 
-@pytest.mark.parametrize(("temperature", "top_p", "top_k"), PARAMETERS)
-def test_frequencies_are_the_exact_probabilities(temperature: float, top_p: float, top_k: int) -> None:
+@pytest.mark.parametrize(("temperature", "top_p", "top_k", "min_p"), PARAMETERS)
+def test_frequencies_are_the_exact_probabilities(temperature: float, top_p: float, top_k: int, min_p: float) -> None:
     logits = [1.0, -0.5, 2.0, 0.3, 0.3, -3.0, 1.9, 0.0, 1.0]
-    expected, n = torch.tensor(probabilities(logits, temperature, top_p, top_k)), 3_000
+    expected, n = torch.tensor(probabilities(logits, temperature, top_p, top_k, min_p)), 3_000
     draws = same(n, temperature, top_p, top_k)
-    draws = replace(draws, seed=torch.arange(n) * 0x9E3779B97F4A7C1)
+    draws = replace(draws, seed=torch.arange(n) * 0x9E3779B97F4A7C1, min_p=torch.full((n,), min_p) if min_p else None)
     positions = torch.arange(n) % 5
     y = sample(torch.tensor(logits).expand(n, -1), positions, draws, KeyedNoise(len(logits), max_bytes=1))
     counts = torch.bincount(y.long(), minlength=len(logits)).double()
@@ -127,7 +133,7 @@ def test_a_draw_depends_on_its_own_row_only(vocab: int, seed: int) -> None:
     assert torch.equal(sample(logits, positions, params, KeyedNoise(vocab, max_bytes=1)), together)
     order = torch.randperm(48, generator=torch.Generator().manual_seed(seed))
     for part in (order, *order.split(7), *order.split(1)):
-        own = SamplingRows(**{name: value[part] for name, value in vars(params).items()})
+        own = SamplingRows(**{k: v if v is None else v[part] for k, v in vars(params).items()})
         assert torch.equal(sample(logits[part], positions[part], own), together[part])
 
 

@@ -301,7 +301,7 @@ def test_a_row_that_is_not_finite_is_marked_and_spoils_no_other_sequence(h: Harn
 def test_a_step_with_no_wanted_rows_draws_nothing(h: Harness) -> None:
     sequence = h.sequence(16)
     batch = h.batch(Piece(sequence, PROMPT))
-    none = type(batch.sampling)(**{k: v[:0] for k, v in vars(batch.sampling).items()})
+    none = type(batch.sampling)(**{k: v if v is None else v[:0] for k, v in vars(batch.sampling).items()})
     result = h.target.step(type(batch)(**{**vars(batch), "sampling": none}))
     assert result.y.shape == (0,) and result.y.dtype == torch.int32
     assert result.features.shape == (len(PROMPT), 3 * h.target.info.hidden_size)

@@ -73,10 +73,21 @@ def test_max_tokens_is_exact(client: openai.OpenAI, budget: int) -> None:
     assert figures(answer)["budget"] == budget
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 42, "top_p": 0.95}])
-def test_speculative_equals_plain(client: openai.OpenAI, sampling: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "own"),
+    [
+        ({"temperature": 0}, {}),
+        ({"temperature": 0.8, "seed": 42, "top_p": 0.95}, {"min_p": 0.02}),
+        ({"temperature": 0, "frequency_penalty": 2}, {"min_tokens": 24}),
+        (
+            {"temperature": 0.8, "seed": 4, "presence_penalty": 0.7, "logit_bias": {"28": -5}},
+            {"repetition_penalty": 1.2},
+        ),
+    ],
+)
+def test_speculative_equals_plain(client: openai.OpenAI, sampling: dict[str, Any], own: dict[str, Any]) -> None:
     def ask(budget: int) -> Any:
-        body = extension(budget=budget)
+        body = extension(budget=budget) | own
         return client.chat.completions.create(
             model=MODEL, messages=QUESTION, max_tokens=24, extra_body=body, **sampling
         )
@@ -219,6 +230,22 @@ def test_extreme_sampling_is_defined(client: openai.OpenAI) -> None:
     assert ask(temperature=2, top_p=0) == greedy
     assert ask(temperature=2, top_k=1) == greedy
     assert ask(temperature=2, top_p=1, top_k=-1, seed=1) == ask(temperature=2, top_k=0, seed=1)
+
+
+def test_biases_penalties_and_min_tokens_show(client: openai.OpenAI, tokenizer: Any) -> None:
+    def ask(prompt: str = "Count: one, one, one,", **fields: Any) -> list[int]:
+        ask = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 16}
+        return figures(client.completions.create(**ask, extra_body=extension() | fields))["token_ids"]
+
+    never = ask(logit_bias={str(token): -100 for token in ask()})
+    assert not set(never) & set(ask())
+    assert ask(logit_bias={"28": 100}) == [28] * 16
+    most = [len(set(ask(frequency_penalty=penalty))) for penalty in (-2, 2)]
+    assert most[0] < most[1]
+    eos = tokenizer.eos_token_id
+    assert ask(logit_bias={str(eos): 100}) == [eos]
+    held = ask(logit_bias={str(eos): 100}, min_tokens=5)
+    assert len(held) == 6 and held[-1] == eos and eos not in held[:-1]
 
 
 def test_a_request_without_max_tokens_ends_as_openai_has_it(client: openai.OpenAI) -> None:

@@ -126,6 +126,33 @@ def test_a_stop_string_ends_at_one_token_however_ids_arrive(
     assert count == (fits[0] if fits else len(ids))
 
 
+@relaxed
+@given(data=st.data(), stop=st.sampled_from([["ab"], ["a", "b c"], ["ab", "abc", " ab"]]), least=st.integers(0, 12))
+def test_a_stop_string_within_min_tokens_is_text(
+    tokenizer: Any, data: st.DataObject, stop: list[str], least: int
+) -> None:
+    """It may begin there, but must be completed by a later token."""
+    ids = tokenizer.encode("x ab abc b c ab b ca abab c")
+    texts = [decode(tokenizer, ids[:n]) for n in range(len(ids) + 1)]
+    ends = [
+        (n, end, end - len(s))
+        for n in range(least + 1, len(ids) + 1)
+        for s in stop
+        for end in range(len(texts[n - 1]) + 1, len(texts[n]) + 1)
+        if texts[n][:end].endswith(s)
+    ]
+    stream, out, count = TextStream(tokenizer, stop, least), "", 0
+    for delta in split(data, ids):
+        step = stream.push(delta)
+        out, count = out + step.text, count + step.n_tokens
+        if step.stopped:
+            break
+    else:
+        out += stream.finish().text
+    token, _, cut = min(ends, default=(len(ids), 0, len(texts[-1])))
+    assert (count, out) == (token, texts[-1][:cut])
+
+
 def test_a_suffix_that_could_be_a_stop_string_is_released_at_the_end(tokenizer: Any) -> None:
     stream = TextStream(tokenizer, ["END of it"])
     pushed = stream.push(tokenizer.encode("this is the END"))

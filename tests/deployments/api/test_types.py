@@ -13,6 +13,7 @@ from ddtree.deployments.api.errors import ApiError, BadRequest, from_engine
 from ddtree.deployments.api.preparation import ApiSettings, Preparation
 from ddtree.deployments.api.types import ChatRequest, CompletionRequest, parse
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.requests import EditParams
 from ddtree.deployments.scheduler import QueueFull
 
 CONTEXT = 64
@@ -44,7 +45,9 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         parse(CompletionRequest, {"prompt": prompt})
 
 
-@pytest.mark.parametrize("field", ["n", "best_of", "presence_penalty", "top_k", "max_tokens", "seed", "stop", "ddtree"])
+@pytest.mark.parametrize(
+    "field", ["n", "best_of", "presence_penalty", "logit_bias", "top_k", "max_tokens", "seed", "stop", "ddtree"]
+)
 def test_null_is_left_out(field: str) -> None:
     parse(CompletionRequest, {"prompt": "a", field: None})
 
@@ -99,6 +102,31 @@ def test_sampling(prepare: Preparation) -> None:
     assert completion(prepare).sampling.temperature == 1
     assert completion(prepare).sampling.seed != completion(prepare).sampling.seed
     assert completion(prepare, temperature=0).sampling.seed == 0
+
+
+def test_edits(prepare: Preparation) -> None:
+    neutral = {
+        "presence_penalty": 0,
+        "frequency_penalty": None,
+        "repetition_penalty": 1,
+        "logit_bias": {},
+        "min_tokens": 0,
+    }
+    assert completion(prepare, **neutral, min_p=0).sampling.edits is None
+    assert completion(prepare, min_p=0.25).sampling.min_p == 0.25
+    fields = {"presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.5, "min_tokens": 3}
+    asked = completion(prepare, **fields, logit_bias={"7": -100, "0": 2.5}).sampling.edits
+    assert asked == EditParams(**fields, logit_bias=((7, -100), (0, 2.5)))
+    with pytest.raises(BadRequest, match="'min_tokens' is 17, but the answer may have 16 tokens"):
+        completion(prepare, min_tokens=17)
+    with pytest.raises(BadRequest, match="'logit_bias' has the token id 49152; this model's ids are 0 to 49151"):
+        completion(prepare, logit_bias={"49152": 1})
+
+
+@pytest.mark.parametrize("key", ["", "x", "1.0", "01", "-0", "٣", "1_0", " 1", "9" * 5000])
+def test_a_bias_of_what_is_no_token_id(key: str) -> None:
+    with pytest.raises(BadRequest, match=r"'logit_bias' has the key .*; its keys are token ids"):
+        parse(CompletionRequest, {"prompt": "a", "logit_bias": {key: 1}})
 
 
 def test_budget(prepare: Preparation) -> None:
