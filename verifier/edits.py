@@ -30,20 +30,23 @@ def edit(logits: Tensor, positions: Tensor, tokens: Tensor, ancestors: Tensor, e
     shape = len(edits.repetition), logits.shape[1]
     history = _dense(edits.history, shape, otherwise=-1)  # -1: not even in the prompt
     bias, banned = _dense(edits.bias, shape, otherwise=0), _dense(edits.banned, shape, otherwise=0)
+    # Only these tokens, and those of a row's tree, can change; one that comes twice gets the same logit twice.
+    listed = torch.cat((edits.history.token, edits.bias.token, edits.banned.token)).long()
+    if len(listed) > shape[1]:
+        listed = torch.arange(shape[1], device=logits.device)
     for part in torch.arange(len(edits.row), device=logits.device).split(max(1, _BLOCK // shape[1])):
-        row, sequence = edits.row[part].long(), edits.sequence[part].long()
-        own, on_path = _path(tokens, ancestors[row], edits.root[part].long())
-        drafted = torch.zeros_like(logits[row]).scatter_add_(1, own.clamp(0, shape[1] - 1), on_path.float())
-        before = history[sequence]
-        seen, times = (before >= 0) | (drafted > 0), before.clamp_(min=0) + drafted
-        repetition, frequency, presence = (
-            x[sequence, None] for x in (edits.repetition, edits.frequency, edits.presence)
-        )
-        x = logits[row] + bias[sequence]
+        row, sequence = edits.row[part].long(), edits.sequence[part, None].long()
+        own, on_path = _path(tokens, ancestors[row], edits.root[part].long(), shape[1])
+        ids = torch.cat((listed.expand(len(row), -1), own), 1)
+        drafted = logits.new_zeros(len(row), shape[1]).scatter_add_(1, own, on_path.float()).gather(1, ids)
+        before = history[sequence, ids]
+        seen, times = (before >= 0) | (drafted > 0), before.clamp(min=0) + drafted
+        x = logits[row[:, None], ids] + bias[sequence, ids]
+        repetition = edits.repetition[sequence]
         x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
-        x -= frequency * times + presence * (times > 0)
-        never = (banned[sequence] > positions[row, None]) & torch.isfinite(x)
-        logits.index_copy_(0, row, x.masked_fill_(never, BANNED))
+        x = x - edits.frequency[sequence] * times - edits.presence[sequence] * (times > 0)
+        never = (banned[sequence, ids] > positions[row, None]) & torch.isfinite(x)
+        logits[row[:, None], ids] = x.masked_fill(never, BANNED)
     return logits
 
 
@@ -54,10 +57,11 @@ def _dense(values: TokenValues, shape: tuple[int, int], otherwise: float) -> Ten
     return table
 
 
-def _path(tokens: Tensor, ancestors: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+def _path(tokens: Tensor, ancestors: Tensor, root: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Of R rows the tokens of their trees, [R, N] int64, and which of them are on the row's path, [R, N] bool: never the root,
     which is part of its sequence's history."""
     bits = (ancestors[:, :, None] >> torch.arange(WORD_BITS, device=ancestors.device)) & 1
     node = torch.arange(ancestors.shape[1] * WORD_BITS, device=root.device)
     own = tokens[(root[:, None] + node).clamp(max=len(tokens) - 1)].long()
+    own = own.clamp(0, vocab_size - 1)  # of a padding node it may be anything
     return own, (bits.flatten(1) == 1) & (node > 0)

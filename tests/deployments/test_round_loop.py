@@ -163,6 +163,21 @@ def test_output_is_plain_decoding_under_every_parameter(
         assert not set(truth[r.request_id][:least]) & set(r.stop_token_ids)
 
 
+@pytest.mark.parametrize("least", range(1, 11))
+def test_a_stop_token_is_free_from_its_own_depth_on(verifier: LocalVerifier, least: int) -> None:
+    """It is wanted everywhere, and banned above one depth of a tree."""
+    stop, edits = 60, EditParams(logit_bias=((60, 100.0),), min_tokens=least)
+    asked = request("r", [9, 8, 7], 20, 15, edits=edits)
+    asked = dataclasses.replace(asked, stop_token_ids=(stop,))
+    truth = plain(verifier, asked)
+    assert truth.index(stop) == len(truth) - 1 == least
+    engine = Engine(verifier)
+    engine.loop.add_drafter(Guesser("d", {"r": [*asked.prompt_ids, *truth]}, 2, errs=0.0))
+    engine.add(asked)
+    engine.run()
+    assert engine.output["r"] == truth
+
+
 def test_edits_do_what_they_say(verifier: LocalVerifier) -> None:
     """Plain decoding itself: what the parameters mean."""
 
