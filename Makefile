@@ -13,10 +13,10 @@ VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
-# The tests that start services wait most of the time; the others run beside them, on the second core.
-test: $(VENV)/.test lint types  ## install, lint, type-check, run all tests
+# The tests that start services wait most of the time; all else is done beside them, on the second core.
+test: $(VENV)/.test  ## install, lint, type-check, run all tests
 	@mkdir -p build
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not service" > build/tests.log 2>&1 & others=$$!; \
+	@($(MAKE) lint types && OMP_NUM_THREADS=1 exec $(BIN)/python -m pytest -m "not service") > build/tests.log 2>&1 & others=$$!; \
 	trap "kill $$others" INT TERM; \
 	$(BIN)/python -m pytest -m service; services=$$?; \
 	wait $$others; others=$$?; cat build/tests.log; \

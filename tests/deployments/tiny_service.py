@@ -51,7 +51,7 @@ class Service:
         """Empty while it is not healthy."""
         try:
             answer = httpx.get(f"{self.url}/health", timeout=30)
-        except httpx.ConnectError:  # not up yet
+        except httpx.TransportError:  # nobody listens yet, or nobody is there to answer
             return {}
         status: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
         return status
