@@ -13,7 +13,7 @@ VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
-# The tests that start services wait most of the time; all else is done beside them, on the second core.
+# The tests of the running deployment wait most of the time; all else is done beside them, on the second core.
 test: $(VENV)/.test  ## install, lint, type-check, run all tests
 	@mkdir -p build
 	@($(MAKE) lint types && OMP_NUM_THREADS=1 exec $(BIN)/python -m pytest -m "not service") > build/tests.log 2>&1 & others=$$!; \

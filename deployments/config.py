@@ -150,7 +150,7 @@ class SchedulerConfig(Section):
     max_waiting: int = Field(256, ge=1, description="Requests that may wait; one more is refused.")
     prefill_rows: int = Field(256, ge=1, description="Prompt tokens a step may carry beside the trees.")
     overlap: Literal["auto", "on", "off"] = Field(
-        "auto",
+        "off",
         description="Draft for one half of the batch while the other half is verified. auto: try both ways now and then, "
         "and take the faster one.",
     )

@@ -18,13 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 REPOSITORY = Path(__file__).parents[1]
 START_S = 180
-STARTS_RAY = {"deployment", "cluster", "service"}  # fixtures
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start Ray: `make test` runs them one after the other, and all others beside them."""
+    """Mark the tests that ask the running deployment: `make test` runs all others beside them."""
     for item in items:
-        if STARTS_RAY & {*getattr(item, "fixturenames", ())}:
+        if "deployment" in getattr(item, "fixturenames", ()):
             item.add_marker("service")
 
 
