@@ -173,9 +173,7 @@ class RoundLoop:
         running = self.scheduler.running
         overlapped = self._overlap.now(len(running) if any(s.drafter for s in running) else 0)
         most = -(-len(running) // 2) if overlapped else None
-        # The features of a round under way are for the next drafts, so no other may end right after it.
-        alone = self._flight and not overlapped
-        entries = [] if alone else self.scheduler.plan(most)
+        entries = self.scheduler.plan(most)
         if entries:
             self._begin(entries)
             if overlapped:
