@@ -19,7 +19,6 @@ from torch import Tensor
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
 from ddtree.deployments.metrics import Metrics, Totals
-from ddtree.deployments.overlap import Mode, Overlap
 from ddtree.deployments.requests import Delta
 from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
@@ -50,18 +49,14 @@ class DrafterPeer(Protocol):
 
 
 class VerifierPeer(Protocol):
-    """The verifier group. `start` and `result` come in turn."""
+    """The verifier group. `step` also gives a reference to the result, which a drafter can read features from."""
 
     def room(self) -> Allocate | None:
         """Makes tensors that the next batch can hold without a copy. None: any will do."""
         ...
 
-    def start(self, batch: VerifyBatch) -> None:
+    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
         """Raises PeerLost."""
-        ...
-
-    def result(self) -> tuple[VerifyResult, Any]:
-        """Also gives a reference to the result, which a drafter can read features from. Raises PeerLost."""
         ...
 
 
@@ -79,17 +74,6 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A round whose step the verifier has begun."""
-
-    work: Round
-    layout: Layout
-    tree: DraftTree | None
-    nodes: Tensor | None  # see Layout.batch
-    started: float
-
-
-@dataclass(frozen=True)
 class Drawn:
     """What the target drew, on the host."""
 
@@ -100,10 +84,8 @@ class Drawn:
 class RoundLoop:
     """Runs rounds over what the scheduler plans. Not thread-safe: one thread owns it."""
 
-    def __init__(
-        self, scheduler: Scheduler, emit: Emit, device: torch.device | str = "cpu", overlap: Mode = "off"
-    ) -> None:
-        """`device`: where trees are built and walked; where the verifier's results are. `overlap`: see `overlap.Overlap`."""
+    def __init__(self, scheduler: Scheduler, emit: Emit, device: torch.device | str = "cpu") -> None:
+        """`device`: where trees are built and walked; where the verifier's results are."""
         self.scheduler = scheduler
         self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
         self.drafters: dict[str, DrafterPeer] = {}
@@ -114,8 +96,6 @@ class RoundLoop:
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
-        self._overlap = Overlap(overlap)
-        self._flight: Flight | None = None
 
     # -- peers -----------------------------------------------------------------------------------------------------------
 
@@ -142,14 +122,11 @@ class RoundLoop:
 
     def verifier_lost(self) -> None:
         """Its KV rows are gone: every running sequence is computed again, no token is lost."""
-        self._features, self._new_context, self._flight = None, {}, None
+        self._features, self._new_context = None, {}
         self.scheduler.restart_all()
 
     def fail_running(self, error: Exception) -> None:
-        """A fault in a round: end what was running with the error. Raises PeerLost where the verifier is gone, too."""
-        if self._flight:
-            self._flight = None
-            self.verifier.result()  # of a step that was begun, and is nobody's now
+        """A fault in a round: end what was running with the error."""
         self._features, self._new_context = None, {}
         self._fail(self.scheduler.running, error)
 
@@ -165,28 +142,13 @@ class RoundLoop:
     # -- one round -------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Begin a round and end one, the same unless rounds overlap. False when there was nothing to do. Raises PeerLost when the
-        verifier is gone; a round that was not ended then never happened, as far as any sequence's tokens go."""
-        began, before = time.perf_counter(), self.totals.generated_tokens
+        """One round. False when there was nothing to do. Raises PeerLost when the verifier is gone; the round then never
+        happened, as far as any sequence's tokens go."""
         self.drop_cancelled()
         self._assign_drafters()
-        running = self.scheduler.running
-        overlapped = self._overlap.now(len(running) if any(s.drafter for s in running) else 0)
-        most = -(-len(running) // 2) if overlapped else None
-        entries = self.scheduler.plan(most)
-        if entries:
-            self._begin(entries)
-            if overlapped:
-                self._overlap.note(time.perf_counter() - began, self.totals.generated_tokens - before)
-                return True
-        elif not self._flight:
+        entries = self.scheduler.plan()
+        if not entries:
             return False
-        self._end_round()
-        self._overlap.note(time.perf_counter() - began, self.totals.generated_tokens - before)
-        return True
-
-    def _begin(self, entries: list[Entry]) -> None:
-        """Draft, and have the verifier begin once it has ended what it is at."""
         now = time.monotonic()
         for entry in entries:
             if entry.sequence.started is None:
@@ -197,28 +159,15 @@ class RoundLoop:
         candidates, layout = self._timed(work, "draft", lambda: self._draft(work))
         tree = self._timed(work, "build", lambda: self._build(work, candidates))
         batch, nodes = layout.batch(tree)
-        if self._flight:
-            self._end_round()
-        started = time.perf_counter()
-        self.verifier.start(batch)
-        for entry in entries:
-            entry.sequence.flying = True
-        self._flight = Flight(work, layout, tree, nodes, started)
-
-    def _end_round(self) -> None:
-        """Take the result of the step that was begun."""
-        assert self._flight
-        flight, work, self._flight = self._flight, self._flight.work, None
-        result, reference = self.verifier.result()
+        result, reference = self._timed(work, "verify", lambda: self.verifier.step(batch))
         work.seconds["commit"] = result.commit_seconds
-        work.seconds["verify"] = time.perf_counter() - flight.started - result.commit_seconds
-        for entry in work.entries:
-            entry.sequence.flying = False
+        work.seconds["verify"] -= result.commit_seconds
         self._features, self._new_context = reference, {}
-        drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
-        self._settle(work, flight.layout, drawn)
+        drawn = self._timed(work, "accept", lambda: self._accept(layout, tree, nodes, result))
+        self._settle(work, layout, drawn)
         self.totals.rounds += 1
         self.metrics.round(work.seconds)
+        return True
 
     def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -284,7 +233,7 @@ class RoundLoop:
             return None
 
     def _item(self, sequence: Sequence, bonus: bool) -> DraftItem:
-        new = self._new_context.pop(sequence.id, None)
+        new = self._new_context.get(sequence.id)
         item = DraftItem(
             sequence=sequence.id,
             restart=sequence.restart,
@@ -325,12 +274,12 @@ class RoundLoop:
         out = room and DraftTree.allocate(*size, room)
         return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
 
-    def _accept(self, flight: Flight, result: VerifyResult) -> Drawn:
+    def _accept(self, layout: Layout, tree: DraftTree | None, nodes: Tensor | None, result: VerifyResult) -> Drawn:
         """The walk down each tree. The host waits for nothing else."""
-        y, tree = result.drawn.tolist(), flight.tree
+        y = result.drawn.tolist()
         if tree is None:
-            return Drawn(y, [[0]] * flight.layout.trees)
-        on_nodes = flight.layout.tree_y(result.y, tree, flight.nodes)
+            return Drawn(y, [[0]] * layout.trees)
+        on_nodes = layout.tree_y(result.y, tree, nodes)
         accepted = tree_accept(on_nodes, tree, out=self._memory.walk(len(on_nodes), tree.max_depth))
         if on_nodes.is_cuda:
             torch.cuda.current_stream(on_nodes.device).synchronize()

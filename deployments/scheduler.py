@@ -50,7 +50,6 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0  # since start
-        self._steps = 0  # planned since start
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull."""
@@ -59,8 +58,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def drop_cancelled(self) -> list[Sequence]:
-        """Forget every cancelled sequence that is in no step, its pages with it."""
-        gone = [s for s in [*self.running, *self.waiting] if s.cancelled and not s.flying]
+        """Forget every cancelled sequence, its pages with it."""
+        gone = [s for s in [*self.running, *self.waiting] if s.cancelled]
         for sequence in gone:
             self.finish(sequence)
         return gone
@@ -76,7 +75,7 @@ class Scheduler:
     def take_pool(self, pages: PageAllocator) -> None:
         """Go over to another pool, in which nothing is computed yet."""
         for sequence in self.running:
-            sequence.pages, sequence.flying = [], False
+            sequence.pages = []
             sequence.restart_prefill()
         self.pages = pages
 
@@ -107,22 +106,16 @@ class Scheduler:
     def _window_start(self, sequence: Sequence) -> int:
         return min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
 
-    def plan(self, most: int | None = None) -> list[Entry]:
-        """The entries of the next step, decoding ones first: of sequences that are in no step, those that had to wait longest,
-        `most` of them where given. Their pages are allocated."""
+    def plan(self) -> list[Entry]:
+        """The entries of the next step, decoding ones first. Their pages are allocated."""
         for sequence in self.running:
             self._keep(sequence)
         while self.waiting and len(self.running) < self.limits.max_sequences:
             self.running.append(self.waiting.popleft())
             self._take_prefix(self.running[-1])
-        self._steps += 1
         rows_left = self.limits.prefill_rows
         entries: list[Entry] = []
-        free = [s for s in self.running if not s.flying]
-        if most is not None and most < len(free):
-            longest = {id(s) for s in sorted(free, key=lambda s: s.planned)[:most]}
-            free = [s for s in free if id(s) in longest]
-        for sequence in sorted(free, key=lambda s: not s.decoding):  # stable: arrival order within each kind
+        for sequence in sorted(self.running, key=lambda s: not s.decoding):  # stable: arrival order within each kind
             if sequence not in self.running:  # preempted on the way
                 continue
             entry = self._entry(sequence, rows_left)
@@ -130,7 +123,6 @@ class Scheduler:
                 continue
             if not sequence.decoding:
                 rows_left -= entry.rows
-            sequence.planned = self._steps
             entries.append(entry)
         return entries
 
@@ -154,8 +146,7 @@ class Scheduler:
             except OutOfPages:
                 planned = {id(entry.sequence) for entry in entries}
                 later = self.running[self.running.index(sequence) + 1 :]
-                spared = planned | {id(s) for s in later if s.flying}
-                victim = next((s for s in reversed(later) if s.pages and id(s) not in spared), None)
+                victim = next((s for s in reversed(later) if s.pages and id(s) not in planned), None)
                 if victim is None:
                     return False
                 self._preempt(victim)

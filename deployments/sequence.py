@@ -39,8 +39,6 @@ class Sequence:
     stats: RequestStats = field(default_factory=RequestStats)
     unsent: list[int] = field(default_factory=list)  # generated, in no delta yet
     cancelled: bool = False
-    flying: bool = False  # its rows are in a step whose result is awaited: neither they nor its pages may change
-    planned: int = 0  # number of the last step that it was planned for
     counts: dict[int, int] | None = None  # of its tokens: how often the answer has them; None: no penalty asks
 
     def __post_init__(self) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ddtree.deployments.overlap import Mode
 from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
 from ddtree.deployments.round_loop import PeerLost, RoundLoop
 from ddtree.deployments.scheduler import Limits, Scheduler
@@ -56,16 +55,13 @@ class LocalVerifier:
         """Batches are not copied: any memory will do, one of this process's as well as another."""
         return partial(torch.empty, dtype=torch.int32)
 
-    def start(self, batch: VerifyBatch) -> None:
-        self._batch = batch
-
-    def result(self) -> tuple[VerifyResult, VerifyResult]:
+    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, VerifyResult]:
         if self.fail_next:
             self.fail_next = False
             self.target.pool.k.fill_(torch.nan)  # a new group knows nothing of the old pool
             self.target.pool.v.fill_(torch.nan)
             raise PeerLost("killed by the test")
-        result = self.target.step(self._batch)
+        result = self.target.step(batch)
         return result, result
 
 
@@ -125,13 +121,11 @@ class Guesser:
 class Engine:
     """A round loop with its scheduler, and what it emitted."""
 
-    def __init__(
-        self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512, overlap: Mode = "off"
-    ) -> None:
+    def __init__(self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512) -> None:
         pages = PageAllocator(verifier.pages - 1, verifier.page_size)
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
-        self.loop = RoundLoop(self.scheduler, self._emit, overlap=overlap)
+        self.loop = RoundLoop(self.scheduler, self._emit)
         self.loop.verifier = verifier
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}
