@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..serving.report import save
 from .processes import KINDS
 
 TIMES = ("still_s", "recovered_s")
@@ -15,9 +15,7 @@ TIMES = ("still_s", "recovered_s")
 
 def write(result: dict[str, Any], folder: Path) -> None:
     """Write chaos-NAME.json and chaos-NAME.md."""
-    stem = folder / f"chaos-{result['name']}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+    save(folder / f"chaos-{result['name']}", result, markdown(result))
 
 
 def markdown(result: dict[str, Any]) -> str:

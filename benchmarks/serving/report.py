@@ -13,9 +13,13 @@ MODES = ("plain", "speculative")
 
 def write(result: dict[str, Any], folder: Path) -> None:
     """Write serving-NAME.json and serving-NAME.md."""
-    stem = folder / f"serving-{result['name']}"
+    save(folder / f"serving-{result['name']}", result, markdown(result))
+
+
+def save(stem: Path, result: dict[str, Any], text: str) -> None:
+    """Write STEM.json and STEM.md."""
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def markdown(result: dict[str, Any]) -> str:
