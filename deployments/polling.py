@@ -26,7 +26,8 @@ def select(selector: selectors.BaseSelector, awake_s: float, timeout: float | No
     """`selector.select(timeout)`, of which the first `awake_s` seconds are spent polling. Other threads can run all the time."""
     if awake_s:
         begin = time.monotonic()
-        while (now := time.monotonic()) < begin + awake_s:
+        end = begin + (awake_s if timeout is None else min(awake_s, timeout))
+        while (now := time.monotonic()) < end:
             if ready := selector.select(0):
                 return ready
             os.sched_yield()

@@ -21,7 +21,7 @@ START_S = 180
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that ask the running deployment: `make test` runs all others beside them."""
+    """Mark the tests that ask the running deployment."""
     for item in items:
         if "deployment" in getattr(item, "fixturenames", ()):
             item.add_marker("service")

@@ -24,6 +24,7 @@ from ddtree.deployments.requests import GenerationRequest
 
 from .tiny_service import WAIT_S, Service, running
 
+pytestmark = pytest.mark.cluster
 PROMPTS = ["Once upon a time", "def main():", "0 1 2 3 5 8", "To be, or not"]
 LENGTH = 150
 HELD = 2  # sequences a drafter

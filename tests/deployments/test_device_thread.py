@@ -97,10 +97,12 @@ def test_polling_finds_what_is_there_and_keeps_to_the_time(awake_s: float) -> No
     here, there = socket.socketpair()
     with selectors.DefaultSelector() as selector:
         selector.register(there, selectors.EVENT_READ)
-        for timeout in (0.02, 0.1):
+        for timeout in (0.02, 0.1):  # shorter and longer than it polls
             started = time.monotonic()
             assert not polling.select(selector, awake_s, timeout)
-            assert timeout <= time.monotonic() - started + 0.002 < timeout + 0.1
+            assert (
+                timeout <= time.monotonic() - started + 0.002 < timeout + 2
+            )  # on a machine that has other things to do
         here.send(b"1")
         assert polling.select(selector, awake_s)[0][0].fileobj is there
 

@@ -19,6 +19,7 @@ from . import pod as pods
 from .pod import WAIT_S, Late, Pod
 from .tiny import request
 
+pytestmark = pytest.mark.cluster
 TRANSPORTS = ("mailbox", "objects")
 
 
