@@ -22,7 +22,6 @@ from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
 from ddtree.verifier.batch import Commit, LogitEdits, SamplingRows, VerifyBatch
-from ddtree.verifier.sampling import GREEDY_BELOW
 from ddtree.verifier.transfer import to_device
 
 
@@ -165,7 +164,7 @@ def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[
     counts = [end - begin for begin, end in pairwise(offsets[: trees + 1])] + [1] * len(drawn)
     params = [entries[i].sequence.request.sampling for i in [*range(trees), *drawn]]
     row = [*range(offsets[trees]), *(offsets[i + 1] - 1 for i in drawn)]
-    if len(row) == offsets[-1] and all(p.temperature < GREEDY_BELOW for p in params):
+    if len(row) == offsets[-1] and all(p.greedy for p in params):
         return None
     return SamplingRows(_int32(row), *_repeated(tuple(params), tuple(counts)))
 

@@ -135,6 +135,9 @@ class TreeConfig(Section):
     )
     max_budget: int = Field(63, ge=0, le=1023, description="The most that a request may ask for.")
     top_k: int = Field(32, ge=1, le=128, description="Candidates per depth.")
+    shared_noise: bool = Field(
+        True, description="Rank candidates by the draw that is to come, where the temperature is above 0."
+    )
 
     @model_validator(mode="after")
     def _within(self) -> TreeConfig:

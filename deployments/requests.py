@@ -34,6 +34,11 @@ class SamplingParams:
     min_p: float = 0.0  # 0 is off
     edits: EditParams | None = None  # None: none
 
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn (verifier/sampling.py)."""
+        return self.temperature < 1e-5 or self.top_p <= 0 or self.top_k == 1
+
 
 @dataclass(frozen=True)
 class GenerationRequest:

@@ -24,11 +24,12 @@ from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
-from ddtree.kernels import DraftTree, tree_accept, tree_build
+from ddtree.kernels import DraftTree, share_noise, tree_accept, tree_build
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
+NOISE_SHARE = 0.65  # of the target's noise that candidates are ranked by (docs/experiments.md)
 
 
 class PeerLost(RuntimeError):
@@ -84,15 +85,18 @@ class Drawn:
 class RoundLoop:
     """Runs rounds over what the scheduler plans. Not thread-safe: one thread owns it."""
 
-    def __init__(self, scheduler: Scheduler, emit: Emit, device: torch.device | str = "cpu") -> None:
-        """`device`: where trees are built and walked; where the verifier's results are."""
+    def __init__(
+        self, scheduler: Scheduler, emit: Emit, device: torch.device | str = "cpu", shared_noise: bool = True
+    ) -> None:
+        """`device`: where trees are built and walked; where the verifier's results are. `shared_noise`: rank candidates by the
+        draw that is to come."""
         self.scheduler = scheduler
         self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
         self.drafters: dict[str, DrafterPeer] = {}
         self._leaving: dict[str, Callable[[], Any]] = {}  # those of them that draft until others have their sequences
         self.totals = Totals()
         self.metrics = Metrics(scheduler.limits.prefix_cache)
-        self._emit, self._device = emit, torch.device(device)
+        self._emit, self._device, self._shares_noise = emit, torch.device(device), shared_noise
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
@@ -270,6 +274,11 @@ class RoundLoop:
         sequences = [entry.sequence for entry in work.trees]
         roots, lengths = [s.tokens[-1] for s in sequences], [s.computed for s in sequences]
         numbers = self._memory.numbers(roots, lengths, work.budgets)
+        draws = [s.request.sampling for s in sequences]
+        if self._shares_noise and not all(p.greedy for p in draws):
+            scales = [0.0 if p.greedy else NOISE_SHARE * p.temperature for p in draws]
+            seeds, scale = self._memory.draws([p.seed for p in draws], scales)
+            candidates = share_noise(*candidates, seeds, numbers[1], scale)
         room, size = self.verifier.room(), (len(sequences), candidates[0].shape[1], max(work.budgets))
         out = room and DraftTree.allocate(*size, room)
         return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)

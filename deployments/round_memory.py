@@ -20,6 +20,8 @@ class RoundMemory:
         self._pinned = device.type == "cuda"
         self._empty = partial(torch.empty, dtype=torch.int32, pin_memory=self._pinned)
         self._numbers = self._empty((3, max_sequences))
+        self._seeds = torch.empty(max_sequences, dtype=torch.int64, pin_memory=self._pinned)
+        self._scales = torch.empty(max_sequences, dtype=torch.float32, pin_memory=self._pinned)
         self._walk = lru_cache(maxsize=128)(lambda batch, depth: AcceptedPath.allocate(batch, depth, self._empty))
 
     def numbers(self, *rows: list[int]) -> tuple[Tensor, ...]:
@@ -27,6 +29,12 @@ class RoundMemory:
         width = len(rows[0])
         self._numbers.numpy()[: len(rows), :width] = rows
         return self._numbers[: len(rows), :width].unbind()
+
+    def draws(self, seeds: list[int], scales: list[float]) -> tuple[Tensor, Tensor]:
+        """As int64 and float32 tensors."""
+        self._seeds.numpy()[: len(seeds)] = seeds
+        self._scales.numpy()[: len(seeds)] = scales
+        return self._seeds[: len(seeds)], self._scales[: len(seeds)]
 
     def walk(self, batch: int, depth: int) -> AcceptedPath | None:
         """Where `tree_accept` writes; None where that is its own business."""

@@ -63,7 +63,7 @@ class RouterActor:
         )
         # The verifier says how many pages there are: until it is connected no round runs.
         self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
-        self._loop = RoundLoop(self._scheduler, self._emit, config.verifier.device)
+        self._loop = RoundLoop(self._scheduler, self._emit, config.verifier.device, config.tree.shared_noise)
         self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -2,6 +2,7 @@
 
 from ddtree.kernels.kv_compact import kv_compact
 from ddtree.kernels.rows import Rows
+from ddtree.kernels.share_noise import share_noise
 from ddtree.kernels.topk_logprobs import topk_logprobs, topk_merge, topk_partial
 from ddtree.kernels.tree import AcceptedPath, DraftTree
 from ddtree.kernels.tree_accept import tree_accept
@@ -13,6 +14,7 @@ __all__ = [
     "DraftTree",
     "Rows",
     "kv_compact",
+    "share_noise",
     "topk_logprobs",
     "topk_merge",
     "topk_partial",

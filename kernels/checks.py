@@ -33,10 +33,12 @@ def check_int32(name: str, value: Tensor, shape: tuple[int | None, ...], device:
     check(name, value, shape, (torch.int32,), device)
 
 
-def check_reachable(name: str, value: Tensor, shape: tuple[int | None, ...], device: torch.device) -> None:
-    """As check_int32, but what a GPU uses may also lie in pinned host memory, contiguous: it gets there by itself."""
+def check_reachable(
+    name: str, value: Tensor, shape: tuple[int | None, ...], device: torch.device, dtype: torch.dtype = torch.int32
+) -> None:
+    """As `check`, but what a GPU uses may also lie in pinned host memory, contiguous: it gets there by itself."""
     pinned = value.device != device and device.type == "cuda" and value.is_pinned() and value.is_contiguous()
-    check_int32(name, value, shape, None if pinned else device)
+    check(name, value, shape, (dtype,), None if pinned else device)
 
 
 def check_slots(name: str, cache: Tensor, pages_dim: int, page_size: int) -> None:

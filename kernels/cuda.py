@@ -88,6 +88,18 @@ def topk_merge(values: Tensor, ids: Tensor, lse: Tensor) -> tuple[Tensor, Tensor
     return logprobs, merged_ids
 
 
+def share_noise(logprobs: Tensor, ids: Tensor, seed: Tensor, seq_len: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    if logprobs.shape[2] > native.MAX_K:
+        return reference.share_noise(logprobs, ids, seed, seq_len, scale)
+    inputs = [x.contiguous() for x in (logprobs, ids, seed, seq_len, scale)]
+    shared, named = torch.empty_like(inputs[0]), torch.empty_like(inputs[1])
+    with torch.cuda.device(logprobs.device):
+        pointers = (x.data_ptr() for x in inputs)
+        outputs = (shared.data_ptr(), named.data_ptr())
+        library().call("share_noise", *pointers, *logprobs.shape, *outputs, _stream(logprobs))
+    return shared, named
+
+
 def tree_build(
     logprobs: Tensor,
     ids: Tensor,

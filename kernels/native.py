@@ -79,6 +79,7 @@ _SIGNATURES: dict[str, tuple] = {
     "kdtree_topk_logprobs": (POINTER(TopkInput), c_void_p, c_void_p, *_SPACE, c_void_p),
     "kdtree_topk_partial": (POINTER(TopkInput), c_void_p, c_void_p, c_void_p, *_SPACE, c_void_p),
     "kdtree_topk_merge": (*[c_void_p] * 3, *[c_int32] * 3, c_void_p, c_void_p, c_void_p),
+    "kdtree_share_noise": (*[c_void_p] * 5, *[c_int32] * 3, *[c_void_p] * 3),
     "kdtree_tree_build_workspace": (POINTER(BuildInput), POINTER(c_size_t)),
     "kdtree_tree_build": (POINTER(BuildInput), POINTER(Tree), *_SPACE, c_void_p),
     "kdtree_tree_accept": (c_void_p, POINTER(Tree), *[c_int32] * 3, *[c_void_p] * 4),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ddtree.kernels.noise import KeyedNoise, gumbel
 from ddtree.verifier.batch import SamplingRows
-from ddtree.verifier.noise import KeyedNoise, gumbel
 
 GREEDY_BELOW = 1e-5  # temperature
 _HEADS = (256, 4096)  # how many of the largest logits to look at before all of them are sorted

@@ -8,12 +8,12 @@ import time
 import torch
 from torch import Tensor
 
+from ddtree.kernels.noise import KeyedNoise
 from ddtree.kernels.waiting import WaitsForDevice
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.edits import edit
 from ddtree.verifier.graphs import GraphedSteps, Output, StepSizes
 from ddtree.verifier.model import Model
-from ddtree.verifier.noise import KeyedNoise
 from ddtree.verifier.pool import Pool
 from ddtree.verifier.sampling import all_greedy, greedy, sample
 from ddtree.verifier.transfer import to_device

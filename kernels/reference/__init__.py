@@ -1,6 +1,7 @@
 """The definition of each operation, readable, in torch and Python. It is also what serves on the CPU."""
 
 from ddtree.kernels.reference.kv_compact import kv_compact
+from ddtree.kernels.reference.share_noise import share_noise
 from ddtree.kernels.reference.topk_logprobs import topk_logprobs, topk_merge, topk_partial
 from ddtree.kernels.reference.tree_accept import tree_accept
 from ddtree.kernels.reference.tree_build import tree_build
@@ -8,6 +9,7 @@ from ddtree.kernels.reference.verify_attn import verify_attn, verify_attn_mla
 
 __all__ = [
     "kv_compact",
+    "share_noise",
     "topk_logprobs",
     "topk_merge",
     "topk_partial",

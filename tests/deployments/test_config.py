@@ -53,7 +53,7 @@ def test_what_needs_files_that_are_not_shipped_says_so(path: Path) -> None:
     [
         (
             {"target": TARGET, "tree": {"bugdet": 3}},
-            "unknown key 'tree.bugdet'; valid beside it are budget, max_budget, top_k",
+            "unknown key 'tree.bugdet'; valid beside it are budget, max_budget, shared_noise, top_k",
         ),
         ({"target": TARGET, "trees": {}}, "unknown key 'trees'"),
         ({"target": TARGET, "tree": {"budget": -1}}, "'tree.budget' = -1: input should be greater than or equal to 0"),

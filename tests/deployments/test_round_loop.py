@@ -325,3 +325,19 @@ def test_a_context_longer_than_the_drafter_can_place_is_not_fed(verifier: LocalV
     engine.run()
     assert engine.output["r"] == truth
     assert drafter.ends_seen and max(drafter.ends_seen) <= 34
+
+
+def test_what_will_be_drawn_is_proposed_more_often_where_the_noise_is_shared(verifier: LocalVerifier) -> None:
+    wanted = [request(f"shared {i}", BEGINNINGS[i % 2][:9], 24, budget=3, temperature=1.0) for i in range(8)]
+    truth = {r.request_id: plain(verifier, r) for r in wanted}
+    accepted = []
+    for shared in (True, False):
+        engine = Engine(verifier, shared_noise=shared)
+        answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in wanted}
+        engine.loop.add_drafter(Guesser("d", answers, seed=3, errs=0.1))
+        for r in wanted:
+            engine.add(r)
+        engine.run()
+        engine.check_end(truth, set())
+        accepted.append(engine.loop.totals.accepted_tokens)
+    assert accepted[0] > 1.2 * accepted[1] > 0

@@ -121,11 +121,13 @@ class Guesser:
 class Engine:
     """A round loop with its scheduler, and what it emitted."""
 
-    def __init__(self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512) -> None:
+    def __init__(
+        self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512, shared_noise: bool = True
+    ) -> None:
         pages = PageAllocator(verifier.pages - 1, verifier.page_size)
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
-        self.loop = RoundLoop(self.scheduler, self._emit)
+        self.loop = RoundLoop(self.scheduler, self._emit, shared_noise=shared_noise)
         self.loop.verifier = verifier
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}

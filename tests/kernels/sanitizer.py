@@ -61,6 +61,18 @@ def accept(tree: DraftTree, expected: DraftTree) -> None:
     same(cuda.tree_accept(y.to(DEVICE), tree), reference.tree_accept(y, expected))
 
 
+def noise() -> None:
+    rng = np.random.default_rng(0)
+    for width in (7, 64, 700):
+        logprobs = torch.from_numpy(np.stack([candidates(rng, 3, width, "holes") for _ in range(2)]))
+        ids = torch.from_numpy(np.stack([token_ids(rng, 3, width) for _ in range(2)]))
+        numbers = (torch.tensor([-5, 2**40]), torch.tensor([0, 99], dtype=torch.int32), torch.tensor([0.0, 0.65]))
+        actual, names = cuda.share_noise(*(x.to(DEVICE) for x in (logprobs, ids, *numbers)))
+        expected, _ = reference.share_noise(logprobs, ids, *numbers)
+        torch.testing.assert_close(actual.cpu(), expected, atol=2e-5, rtol=1e-5)
+        assert torch.equal((names >= 0).cpu(), torch.isfinite(expected))
+
+
 def compact() -> None:
     cache = torch.randn(5, 6, 16, 36, generator=torch.Generator().manual_seed(0))
     table = torch.tensor([[3, 1], [5, 0]], dtype=torch.int32)
@@ -103,7 +115,7 @@ def attention() -> None:
 
 
 if __name__ == "__main__":
-    for run in (topk, trees, compact, attention):
+    for run in (topk, noise, trees, compact, attention):
         run()
         torch.cuda.synchronize()
         print(f"{run.__name__}: as the reference", flush=True)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.verifier.noise import KeyedNoise, gumbel, philox
+from ddtree.kernels.noise import KeyedNoise, gumbel, philox
 
 # Random123, examples/kat_vectors, philox4x32 10: counter, key, result.
 KNOWN_ANSWERS = [
@@ -52,7 +52,7 @@ def test_rows_are_the_same_kept_or_not(keys: list[tuple[int, int]], capacity: in
 
 
 def test_extreme_words_stay_finite() -> None:
-    from ddtree.verifier.noise import _to_gumbel
+    from ddtree.kernels.noise import _to_gumbel
 
     ends = _to_gumbel(torch.tensor([0, 2**32 - 1]))
     assert ends.tolist() == pytest.approx([-math.log(math.log(2**25)), math.log(2**25)], rel=1e-6)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ddtree.kernels.noise import KeyedNoise
 from ddtree.verifier.batch import SamplingRows
-from ddtree.verifier.noise import KeyedNoise
 from ddtree.verifier.sampling import sample
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ddtree.kernels.noise import KeyedNoise
 from ddtree.verifier.backends import load_target
 from ddtree.verifier.graphs import StepSizes
-from ddtree.verifier.noise import KeyedNoise
 
 from . import published_forms, tiny_models
 from .conftest import Harness, Output, Piece

@@ -65,6 +65,16 @@ KDTREE_API int32_t kdtree_topk_partial(const kdtree_topk_input *in, float *value
 KDTREE_API int32_t kdtree_topk_merge(const float *values, const int32_t *ids, const float *lse, int32_t parts, int32_t rows,
                                      int32_t k, float *logprobs, int32_t *merged_ids, kdtree_stream stream);
 
+/* ---- share_noise: candidates ranked by the draw that is to come ----
+ * score(id) = logprob + scale * Gumbel(seed, position, id), position = seq_len + 1 + level: Philox4x32-10 with counter
+ * (id / 4, position low, position high, 0) and the seed as key; of its words number id % 4; u = (its top 24 bits + 1/2) / 2^24,
+ * Gumbel = -log(-log u). Out: log-softmax of each row's scores, descending, and their ids; missing candidates -inf and -1.
+ * Rows of a sequence whose scale is 0 are copied. logprobs, ids and both outputs [batch, levels, k], k ≤ 1024, outputs in
+ * memory of their own; seed, seq_len, scale [batch]. */
+KDTREE_API int32_t kdtree_share_noise(const float *logprobs, const int32_t *ids, const int64_t *seed, const int32_t *seq_len,
+                                      const float *scale, int32_t batch, int32_t levels, int32_t k, float *out_logprobs,
+                                      int32_t *out_ids, kdtree_stream stream);
+
 /* ---- tree_build: the `budget` most probable prefixes, best first ---- */
 typedef struct {
     const float *logprobs;    /* [batch, levels, k], each row descending; a value that is not finite is no candidate */
