@@ -65,6 +65,16 @@ class LogitEdits:
 
 
 @dataclass(frozen=True)
+class LogprobRows:
+    """The rows whose log-probabilities somebody wants: D wanted rows, then P rows of prompts. Written by the router."""
+
+    drawn: Tensor  # [D] int32, which of the M wanted rows; of the token that is drawn there
+    row: Tensor  # [P] int32, index into the T rows of the batch
+    token: Tensor  # [P] int32, of this token, which the prompt has next
+    top: int  # and of so many of the most probable tokens
+
+
+@dataclass(frozen=True)
 class VerifyBatch:
     """One ragged step. Written by the router."""
 
@@ -75,6 +85,7 @@ class VerifyBatch:
     sampling: SamplingRows | None  # None: at every row the most probable token
     commit: Commit | None = None
     edits: LogitEdits | None = None  # None: every logit as the model gives it
+    logprobs: LogprobRows | None = None  # None: nobody wants any
 
     def check(self, page_size: int) -> None:
         """Raise ValueError where the batch contradicts itself or a pool of this page size."""
@@ -86,10 +97,19 @@ class VerifyBatch:
 
 
 @dataclass(frozen=True)
+class Logprobs:
+    """Log-probabilities of tokens at L rows, by the model's own logits. NaN where a logit of the row is NaN or infinite."""
+
+    values: Tensor  # [L, 1 + K] float32: of the row's token, then of the K most probable ones, the best first
+    ids: Tensor  # [L, 1 + K] int32, which tokens
+    rank: Tensor  # [L] int32, of the row's token, from 1
+
+
+@dataclass(frozen=True)
 class VerifyResult:
     """What the target says. Written by the target, whose next step may write over the tensors.
 
-    On a GPU it is on its way: all of it is there when the target's stream is done, `drawn` included.
+    On a GPU it is on its way: all of it is there when the target's stream is done, what is on the host included.
     """
 
     # [M] int32 the target's own token at each wanted row; -1 where a logit of the row is NaN or infinite. What made it
@@ -98,3 +118,4 @@ class VerifyResult:
     drawn: Tensor  # [M] int32, y on the host (on a CPU the same tensor)
     features: Tensor  # [T, F] target dtype: outputs of the feature layers side by side, in the order asked for
     commit_seconds: float  # host wall time of the commit where it ran apart from the forward, else 0
+    logprobs: Logprobs | None = None  # on the host, of the rows of `VerifyBatch.logprobs` (L = D + P)

@@ -29,8 +29,12 @@ def greedy(logits: Tensor) -> Tensor:
     Waits for no device. logits: [M, V], any float type.
     """
     logits = logits.float()
-    finite = torch.isfinite(logits.amax(-1)) & torch.isfinite(logits.amin(-1))
-    return torch.where(finite, _argmax(logits), -1).int()
+    return torch.where(finite(logits), _argmax(logits), -1).int()
+
+
+def finite(logits: Tensor) -> Tensor:
+    """[M] bool: whether every logit of a row is."""
+    return torch.isfinite(logits.amax(-1)) & torch.isfinite(logits.amin(-1))
 
 
 def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNoise | None = None) -> Tensor:

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ddtree.kernels.noise import KeyedNoise
 from ddtree.kernels.waiting import WaitsForDevice
-from ddtree.verifier.batch import VerifyBatch, VerifyResult
+from ddtree.verifier.batch import LogprobRows, Logprobs, VerifyBatch, VerifyResult
 from ddtree.verifier.edits import edit
-from ddtree.verifier.graphs import GraphedSteps, Output, StepSizes
+from ddtree.verifier.graphs import LOGITS, GraphedSteps, Output, StepSizes
+from ddtree.verifier.logprobs import joined, logprobs
 from ddtree.verifier.model import Model
 from ddtree.verifier.pool import Pool
 from ddtree.verifier.sampling import all_greedy, greedy, sample
-from ddtree.verifier.transfer import to_device
+from ddtree.verifier.transfer import to_device, to_host
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Steps:
         pool's last page is then for padding rows, and no sequence may hold it."""
         self._model, self._pool, self._device = model, pool, pool.device
         self._noise = KeyedNoise(vocab_size, self._device)
+        self._block = max(1, LOGITS // vocab_size)  # rows whose log-probabilities are taken at once
         self._graphs: GraphedSteps | None = None
         if graphs is not None:
             try:
@@ -52,36 +54,36 @@ class Steps:
                 commit_seconds = time.perf_counter() - began
             there = to_device((batch.tokens, batch.positions, batch.slots, batch.rows), self._device)
             output = Output(*self._model.forward(*there))
-        y, drawn = self._draw(output, batch)
-        return VerifyResult(y, drawn, output.features, commit_seconds)
+        y, drawn, logits = self._draw(output, batch)
+        found = None if batch.logprobs is None else self._logprobs(batch.logprobs, output, logits, y)
+        return VerifyResult(y, drawn, output.features, commit_seconds, found)
 
-    def _draw(self, output: Output, batch: VerifyBatch) -> tuple[Tensor, Tensor]:
-        """y [M], and the same on the host."""
+    def _draw(self, output: Output, batch: VerifyBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """y [M], the same on the host, and the model's logits [M, V]."""
         if batch.sampling is batch.edits is None and output.greedy is not None and output.drawn is not None:
-            return output.greedy, output.drawn
-        y = self._sampled(output, batch)
-        if y.device.type == "cpu":
-            return y, y
-        drawn = torch.empty(len(y), dtype=torch.int32, pin_memory=True)
-        return y, drawn.copy_(y, non_blocking=True)
+            return output.greedy, output.drawn, output.logits
+        y, logits = self._sampled(output, batch)
+        return y, to_host(y), logits
 
-    def _sampled(self, output: Output, batch: VerifyBatch) -> Tensor:
+    def _sampled(self, output: Output, batch: VerifyBatch) -> tuple[Tensor, Tensor | None]:
+        """y [M] and the model's logits [M, V]; no y and None where another rank draws."""
         nothing = torch.empty(0, dtype=torch.int32, device=self._device)
         if batch.sampling is None:
             logits = output.logits if output.scored else self._model.logits(output.hidden)
-            return nothing if logits is None else greedy(self._edited(logits, batch))  # None: another rank draws
+            return (nothing, None) if logits is None else (greedy(self._edited(logits, batch)), logits)
         wanted = batch.sampling.row
         if not len(wanted):
-            return nothing
+            return nothing, None
         certain = all_greedy(batch.sampling)  # the host knows, unless the batch came on the device
         everywhere = len(wanted) == len(output.hidden) and torch.equal(wanted, torch.arange(len(wanted)).to(wanted))
         sampling, positions = to_device((batch.sampling, batch.positions), self._device)
         rows = sampling.row.long()
         logits = output.logits if everywhere and output.scored else self._model.logits(output.hidden[rows])
         if logits is None:
-            return nothing
-        logits = self._edited(logits, batch)
-        return greedy(logits) if certain else sample(logits, positions[rows] + 1, sampling, self._noise)
+            return nothing, None
+        edited = self._edited(logits, batch)
+        y = greedy(edited) if certain else sample(edited, positions[rows] + 1, sampling, self._noise)
+        return y, logits
 
     def _edited(self, logits: Tensor, batch: VerifyBatch) -> Tensor:
         """The logits [M, V] after `batch.edits`."""
@@ -91,4 +93,27 @@ class Steps:
         needed = (batch.edits, batch.positions, batch.tokens, batch.rows.ancestors, wanted)
         edits, positions, tokens, ancestors, wanted = to_device(needed, self._device)
         rows = slice(None) if wanted is None else wanted.long()
+        if batch.logprobs is not None:
+            logits = logits.clone()  # these are of the logits before
         return edit(logits, positions[rows] + 1, tokens, ancestors[rows], edits)
+
+    def _logprobs(self, wanted: LogprobRows, output: Output, logits: Tensor | None, y: Tensor) -> Logprobs | None:
+        """On the host. `logits` [M, V] and y [M] as drawn; None on a rank that does not draw."""
+        wanted = to_device(wanted, self._device)
+        parts = []
+        for begin in range(0, len(wanted.drawn), self._block):
+            if logits is not None:
+                at = wanted.drawn[begin : begin + self._block].long()
+                parts.append(logprobs(logits[at], y[at], wanted.top))
+        for begin in range(0, len(wanted.row), self._block):
+            part = slice(begin, begin + self._block)
+            of_prompt = self._logits_at(wanted.row[part].long(), output)  # on every rank, which compute it together
+            if of_prompt is not None:
+                parts.append(logprobs(of_prompt, wanted.token[part], wanted.top))
+        return to_host(joined(parts)) if parts else None
+
+    def _logits_at(self, rows: Tensor, output: Output) -> Tensor | None:
+        """[len(rows), V] of rows [n] of the batch; None on a rank that does not draw."""
+        if output.scored:
+            return None if output.logits is None else output.logits[rows]
+        return self._model.logits(output.hidden[rows])

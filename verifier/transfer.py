@@ -31,6 +31,15 @@ def to_device(message: Message, device: torch.device) -> Message:
     return _replace(message, arrived)
 
 
+def to_host(message: Message) -> Message:
+    """`message` with the tensors of a GPU copied to pinned memory, where they are when its current stream is done."""
+    arrived = {id(x): torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in _tensors(message) if x.is_cuda}
+    for tensor in _tensors(message):
+        if tensor.is_cuda:
+            arrived[id(tensor)].copy_(tensor, non_blocking=True)
+    return _replace(message, arrived)
+
+
 def own(message: Message) -> Message:
     """`message` with copies of its tensors."""
     tensors = _tensors(message)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddtree.kernels import Rows
-from ddtree.verifier.batch import Commit, VerifyBatch
+from ddtree.verifier.batch import Commit, LogprobRows, VerifyBatch
 from ddtree.verifier.graphs import FixedBatch, StepSizes, row_buckets
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.memory import MemoryShare
@@ -219,6 +219,29 @@ def test_a_replayed_graph_commits(wide: HFTarget) -> None:
 @torch.inference_mode()
 def test_a_replayed_graph_equals_the_forward(wide: HFTarget) -> None:
     check_replay(Harness(wide, None))
+
+
+@on_gpu
+@pytest.mark.parametrize("rows", [9, SIZES.rows + 1])
+def test_log_probabilities_of_a_replayed_graph(wide: HFTarget, rows: int) -> None:
+    """Of the logits that the graph left, or of the step that ran without."""
+    h, tokens = Harness(wide, None), [5 + i % 50 for i in range(rows)]
+    piece = Piece(h.sequence(128), tokens)
+    wanted = LogprobRows(
+        torch.tensor([rows - 1]).int(), torch.arange(rows - 1).int(), torch.tensor(tokens[1:]).int(), 3
+    )
+    result = wide.step(dataclasses.replace(h.batch(piece), logprobs=wanted))
+    torch.cuda.synchronize()
+    with torch.inference_mode():
+        features = result.features[:, -wide.info.hidden_size :]  # of the last layer: what the logits are of
+        expected = wide.logits(features).float().log_softmax(-1).cpu()
+    order = [rows - 1, *range(rows - 1)]
+    assert result.logprobs is not None and result.logprobs.values.is_pinned()
+    torch.testing.assert_close(
+        result.logprobs.values, expected[order].gather(1, result.logprobs.ids.long()), atol=1e-2, rtol=0
+    )
+    assert result.logprobs.ids[:, 0].tolist() == [int(result.drawn[-1]), *tokens[1:]]
+    h.release(piece.sequence)
 
 
 @on_gpu

@@ -27,7 +27,7 @@ from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.sampling import sample
 
 from ..conftest import free_port
-from . import published_forms, tiny_models
+from . import published_forms, test_logprobs, tiny_models
 from .conftest import PAGE, Harness, Output, Piece
 from .loops import plain, speculative
 from .test_hf import PROMPT, prompted, random_paths
@@ -307,6 +307,11 @@ def test_a_step_with_no_wanted_rows_draws_nothing(h: Harness) -> None:
     assert result.features.shape == (len(PROMPT), 3 * h.target.info.hidden_size)
     assert result.commit_seconds >= 0
     h.release(sequence)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_are_those_of_a_whole_forward(h: Harness, temperature: float) -> None:
+    test_logprobs.check(h, temperature)
 
 
 @together
