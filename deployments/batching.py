@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ddtree.deployments.edits import lay_out_edits
+from ddtree.deployments.logprobs import LogprobLayout, lay_out_logprobs
 from ddtree.deployments.requests import SamplingParams
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
@@ -34,6 +35,7 @@ class Layout:
     row_offsets: list[int]  # [S+1]
     trees: int  # the first so many entries are trees
     drawn: list[int]  # indices of the prompt entries the target draws for; their y follow those of the trees
+    logprobs: LogprobLayout | None
     _loose: _Loose
     _table: Tensor  # [S, P] int32, as the next three are of Rows
     _seq_len: Tensor  # [S] int32
@@ -60,7 +62,8 @@ class Layout:
             causal=self._causal,
             ancestors=ancestors,
         )
-        batch = VerifyBatch(tokens, positions, self._slots, rows, self._sampling, self._commit, self._edits)
+        wanted = self.logprobs.rows if self.logprobs else None
+        batch = VerifyBatch(tokens, positions, self._slots, rows, self._sampling, self._commit, self._edits, wanted)
         return batch, loose.nodes
 
     def tree_y(self, y: Tensor, tree: DraftTree, nodes: Tensor | None) -> Tensor:
@@ -105,6 +108,7 @@ def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_pa
         offsets,
         len(budgets),
         drawn,
+        lay_out_logprobs(entries, offsets, len(budgets), drawn),
         loose,
         table,
         _int32(computed),

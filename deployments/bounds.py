@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.mailbox import ALIGNMENT, Bound
 from ddtree.deployments.models import Models
-from ddtree.deployments.requests import MAX_LOGIT_BIAS
+from ddtree.deployments.requests import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ddtree.deployments.sizing import step_rows
 from ddtree.kernels.tree import ancestor_words
 
@@ -15,6 +15,8 @@ ROW = (
     4 + 4 + 8 + (4 + 4 + 4 + 4 + 8 + 4) + (4 + 4 + 4)
 )  # bytes of a batch's row: token, position, slot, sampling, edits
 TOKEN = 4 + 4 + 4  # bytes of a token's count or bias
+WANTED = 4 + 4 + 4  # bytes of a row whose log-probabilities are wanted
+LOGPROBS = (1 + MAX_LOGPROBS) * (4 + 4) + 4  # bytes of what comes of it
 
 
 def sequence_pages(config: AppConfig, models: Models) -> int:
@@ -23,10 +25,11 @@ def sequence_pages(config: AppConfig, models: Models) -> int:
 
 
 def of_verifier(config: AppConfig, models: Models, itemsize: int) -> Bound:
-    """y and the features of every row. `itemsize`: bytes of a feature."""
+    """y, the features and the log-probabilities of every row. `itemsize`: bytes of a feature."""
     width = len(models.feature_layers) * models.target.hidden_size
     return _bound(
-        step_rows(config)[0] * (4 + width * itemsize), f"{_rows(config)}, {width} features of {itemsize} bytes in each"
+        step_rows(config)[0] * (4 + width * itemsize + LOGPROBS),
+        f"{_rows(config)}, {width} features of {itemsize} bytes in each",
     )
 
 
@@ -47,7 +50,7 @@ def of_router(config: AppConfig, models: Models) -> Bound:
     if config.verifier.device == "cpu":  # to a GPU they travel in the letter
         sequence += TOKEN * (models.max_context + MAX_LOGIT_BIAS)
     limit = f"{_rows(config)}, {words} words of ancestors in each, and {pages} pages a sequence"
-    return _bound(step_rows(config)[0] * (ROW + 4 * words) + config.scheduler.max_sequences * sequence, limit)
+    return _bound(step_rows(config)[0] * (ROW + WANTED + 4 * words) + config.scheduler.max_sequences * sequence, limit)
 
 
 def _bound(size: int, limit: str) -> Bound:

@@ -34,6 +34,7 @@ class Delivery:
             prompt_ids=request.prompt_ids + tuple(self.token_ids),
             max_tokens=request.max_tokens - len(self.token_ids),
             resumed=request.resumed + len(self.token_ids),
+            prompt_logprobs=None if self.token_ids else request.prompt_logprobs,  # they come with the first token
         )
 
     def take(self, delta: Delta) -> Delta:

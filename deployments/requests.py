@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 STAGES = ("draft", "build", "verify", "accept", "commit")
 MAX_LOGIT_BIAS = 1024  # tokens; all of them travel in every round
+MAX_LOGPROBS = 20  # most probable tokens beside each
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class GenerationRequest:
     budget: int = 0  # draft nodes per round; 0 is plain decoding
     resumed: int = 0  # so many of the last prompt ids are answer, which another router has delivered
     prefix_cache: bool = True  # take over KV rows that other requests left
+    logprobs: int | None = None  # log-probabilities of the answer's tokens, and of so many others at each; None: none
+    prompt_logprobs: int | None = None  # likewise of the prompt's, but for its first
     target: str = ""  # what is to answer, as `TargetConfig.key` names it; a router of another target refuses
     every_round: bool = (
         True  # False: one delta at the end. A delta a round costs the machine a few ms; do not ask in vain
@@ -79,6 +82,15 @@ class RequestStats:
         return replace(self, acceptance_histogram=histogram, stage_seconds=seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target's own logits say of one token: their log-softmax, before edits and temperature."""
+
+    logprob: float  # of the token itself
+    rank: int  # among all tokens, from 1
+    top: tuple[tuple[int, float], ...]  # the most probable tokens and theirs, the best first
+
+
 @dataclass(frozen=True)
 class Delta:
     """New tokens, of one round or more. The last one of a request has a `finish_reason`."""
@@ -86,6 +98,8 @@ class Delta:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" (a stop token) or "length"
     stats: RequestStats | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of every token, where the request asks for them
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # beside the first token: of every prompt token but the first
 
 
 class Cancelled(Exception):

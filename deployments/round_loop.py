@@ -7,6 +7,7 @@ A drafter is a hint: whatever it does wrong costs its sequences their drafts, ne
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,14 +20,14 @@ from torch import Tensor
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
 from ddtree.deployments.metrics import Metrics, Totals
-from ddtree.deployments.requests import Delta
+from ddtree.deployments.requests import Delta, TokenLogprobs
 from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
 from ddtree.kernels import DraftTree, share_noise, tree_accept, tree_build
 from ddtree.kernels.tree import Allocate
-from ddtree.verifier.batch import VerifyBatch, VerifyResult
+from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
 NOISE_SHARE = 0.65  # of the target's noise that candidates are ranked by (docs/experiments.md)
@@ -168,7 +169,7 @@ class RoundLoop:
         work.seconds["verify"] -= result.commit_seconds
         self._features, self._new_context = reference, {}
         drawn = self._timed(work, "accept", lambda: self._accept(layout, tree, nodes, result))
-        self._settle(work, layout, drawn)
+        self._settle(work, layout, drawn, result.logprobs)
         self.totals.rounds += 1
         self.metrics.round(work.seconds)
         return True
@@ -295,7 +296,7 @@ class RoundLoop:
         walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)
         return Drawn(y, [path[:n] for path, n in walks])
 
-    def _settle(self, work: Round, layout: Layout, drawn: Drawn) -> None:
+    def _settle(self, work: Round, layout: Layout, drawn: Drawn, logprobs: Logprobs | None) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""
         decoding = len(work.trees)
         for i, entry in enumerate(work.entries):
@@ -310,10 +311,15 @@ class RoundLoop:
                 sequence.accepted = None
                 tokens = [drawn.y[layout.row_offsets[decoding] + layout.drawn.index(i)]] if entry.finishes else []
                 sequence.stats.prefill_seconds += sum(work.seconds.values())
+            if layout.logprobs and logprobs:
+                sequence.take_prompt_logprobs(layout.logprobs.of_prompt(i, logprobs))
+                found = layout.logprobs.of_drawn(i, path if i < decoding else [0], logprobs)
+            else:
+                found = []
             sequence.computed = base + len(path)
             self._note_features(sequence, base, [first + node for node in path])
             if tokens:
-                self._deliver(sequence, tokens)
+                self._deliver(sequence, tokens, found)
 
     def _note_features(self, sequence: Sequence, base: int, rows: list[int]) -> None:
         """The drafter takes these rows of the result next time; what it already has is left out, and what it has no
@@ -338,20 +344,22 @@ class RoundLoop:
         self.totals.accepted_tokens += length - 1
         self.metrics.tree(budget, length - 1)
 
-    def _deliver(self, sequence: Sequence, tokens: list[int]) -> None:
-        if -1 in tokens:
+    def _deliver(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
+        if -1 in tokens or any(math.isnan(found.logprob) for found in sequence.unsent_prompt_logprobs):
             error = RuntimeError("the target's logits for this request are not finite")
             self._end(sequence, damaged=True)
             self._emit(sequence, error)
             return
-        taken, reason = sequence.append(tokens)
+        taken, reason = sequence.append(tokens, logprobs)
         self.totals.generated_tokens += len(taken)
         self.metrics.delivered(sequence, reason is not None)
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:
-            self._emit(sequence, Delta(tuple(sequence.unsent), reason, sequence.stats.copy()))
-            sequence.unsent.clear()
+            found = tuple(sequence.unsent_logprobs), tuple(sequence.unsent_prompt_logprobs)
+            self._emit(sequence, Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found))
+            for sent in (sequence.unsent, sequence.unsent_logprobs, sequence.unsent_prompt_logprobs):
+                sent.clear()
 
     def _fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
         for sequence in list(sequences):

@@ -165,11 +165,11 @@ class Scheduler:
 
     def _take_prefix(self, sequence: Sequence) -> None:
         """Give a sequence that has nothing computed the kept pages of its first tokens. Its last token is always computed,
-        and so are as many before it as a drafter wants for its context."""
+        and so are as many before it as a drafter wants for its context, and what log-probabilities are still to come of."""
         if not (self.limits.prefix_cache and sequence.request.prefix_cache) or sequence.pages:
             return
         sequence.keys = page_keys(sequence.tokens, self.pages.page_size, sequence.keys)
-        usable = (len(sequence.tokens) - 1) // self.pages.page_size
+        usable = sequence.shareable // self.pages.page_size
         sequence.pages = self.pages.share(sequence.keys[:usable])
         sequence.kept = len(sequence.pages)
         sequence.computed = sequence.stored = sequence.kept * self.pages.page_size

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
-from ddtree.deployments.requests import GenerationRequest, RequestStats
+from ddtree.deployments.requests import GenerationRequest, RequestStats, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class Sequence:
     delivered: float | None = None  # when a round last brought tokens of it
     stats: RequestStats = field(default_factory=RequestStats)
     unsent: list[int] = field(default_factory=list)  # generated, in no delta yet
+    unsent_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of these
+    scored: int = 0  # so many prompt tokens after the first have their log-probabilities, where they are wanted
+    unsent_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of these, until the first delta
     cancelled: bool = False
     counts: dict[int, int] | None = None  # of its tokens: how often the answer has them; None: no penalty asks
 
@@ -79,6 +84,21 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.request.max_tokens - self.generated
 
+    def unscored(self, rows: int) -> range:
+        """Positions of the next `rows` that a prompt token follows whose log-probabilities are not there yet."""
+        end = min(self.computed + rows, len(self.request.prompt_ids) - 1)
+        return range(max(self.computed, self.scored), end)
+
+    def take_prompt_logprobs(self, found: list[TokenLogprobs]) -> None:
+        """Those of the prompt tokens that follow the positions of `unscored`."""
+        self.scored += len(found)
+        self.unsent_prompt_logprobs += found
+
+    @property
+    def shareable(self) -> int:
+        """So many of its first rows may be others' that were kept: below them nothing is to be learned but KV."""
+        return len(self.tokens) - 1 if self.request.prompt_logprobs is None else self.scored
+
     def restart_prefill(self) -> None:
         """Its KV rows are gone: compute everything again from the tokens, and feed its drafter anew."""
         self.computed, self.stored, self.kept, self.accepted = 0, 0, 0, None
@@ -88,7 +108,7 @@ class Sequence:
         """Go on without a draft; the next drafter starts from nothing."""
         self.drafter, self.context, self.restart = None, 0, True
 
-    def append(self, token_ids: list[int]) -> tuple[list[int], str | None]:
+    def append(self, token_ids: list[int], logprobs: Iterable[TokenLogprobs] = ()) -> tuple[list[int], str | None]:
         """Take the tokens of one round up to where the request ends. Returns those taken and why it ends, if it does."""
         taken = token_ids[: self.remaining]
         reason = "length" if self.generated + len(taken) >= self.request.max_tokens else None
@@ -99,6 +119,7 @@ class Sequence:
         self._count(taken)
         self.tokens += taken
         self.unsent += taken
+        self.unsent_logprobs += islice(logprobs, len(taken))
         return taken, reason
 
     def _count(self, answer: list[int]) -> None:

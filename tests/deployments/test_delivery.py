@@ -75,6 +75,21 @@ def test_no_seam_shows(verifier: LocalVerifier, seams: list[int], temperature: f
     assert stats.stage_seconds["verify"] > 0 and stats.prefill_seconds > 0
 
 
+@pytest.mark.parametrize("seams", [[0], [1], [0, 2, 1]], ids=str)
+def test_log_probabilities_come_once(verifier: LocalVerifier, seams: list[int]) -> None:
+    """Those of the prompt with the first token, whichever router sends it."""
+    asked = replace(request("r", PROMPT, LENGTH, 12, 0.9), logprobs=2, prompt_logprobs=1)
+    alone = deliver(verifier, replace(asked, budget=0), [], [])
+    answer = [token for delta in alone for token in delta.token_ids]
+    deltas = deliver(verifier, asked, PROMPT + answer, seams)
+    assert [len(delta.prompt_logprobs) for delta in deltas] == [len(PROMPT) - 1] + [0] * (len(deltas) - 1)
+    assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
+    for part in ("logprobs", "prompt_logprobs"):
+        expected, got = ([one for delta in found for one in getattr(delta, part)] for found in (alone, deltas))
+        assert [one.logprob for one in got] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+        assert [one.rank for one in got] == [one.rank for one in expected]
+
+
 @pytest.mark.parametrize("sent", [0, 1, 7])
 def test_a_stop_token_ends_it_where_it_would_have(verifier: LocalVerifier, sent: int) -> None:
     plain = deliver(verifier, request("p", PROMPT, LENGTH, 0), [], [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +19,14 @@ from ddtree.deployments.config import AppConfig
 from ddtree.deployments.mailbox import INLINE, Bound, Inbox, MessageTooLarge, Outbox, StaleMessage
 from ddtree.deployments.models import Models
 from ddtree.deployments.node_transport import NodeCommunicator, NodeTransport
+from ddtree.deployments.requests import MAX_LOGPROBS
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.deployments.sizing import step_rows
 from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.items import Candidates
 from ddtree.kernels import DraftTree, tree_build
-from ddtree.verifier.batch import VerifyResult
+from ddtree.verifier.batch import Logprobs, VerifyResult
 from ddtree.verifier.model_dir import TargetInfo
 
 from .tiny import HORIZON, make_drafter, make_target, request
@@ -198,7 +199,8 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         }
     )
     models = Models(TargetInfo.read(target), "tiny", 512, DrafterInfo.read(drafter), drafter)
-    sequences = [Sequence(request(f"s{i}", [1] * 460, 40, 40), 0.0) for i in range(5)]
+    asked = [replace(request(f"s{i}", [1] * 460, 40, 40), logprobs=20, prompt_logprobs=20) for i in range(5)]
+    sequences = [Sequence(r, 0.0) for r in asked]
     entries = [Entry(sequence, 41, 40, finishes=True) for sequence in sequences]
     for sequence in sequences:
         sequence.computed, sequence.pages = 459, list(range(-(-(512 + 41) // 4)))
@@ -216,8 +218,10 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rows == step_rows(config)[0]
     peer(router).read(router.write(batch))
     y, features = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, 2 * 32)
+    wide = torch.zeros(rows, 1 + MAX_LOGPROBS)
+    found = Logprobs(wide, wide.int(), y)
     for message, bound in (
-        (VerifyResult(y, y, features, 0.0), bounds.of_verifier(config, models, 4)),
+        (VerifyResult(y, y, features, 0.0, found), bounds.of_verifier(config, models, 4)),
         (Candidates(logprobs.repeat(2, 1, 1)[:5], ids.repeat(2, 1, 1)[:5]), bounds.of_drafter(config, models)),
     ):
         outbox = Outbox("cpu", bound)
