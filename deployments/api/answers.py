@@ -9,8 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree.deployments.api.generation import TextEvent, TextRequest
+from ddtree.deployments.api.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, prompt_logprobs, together
 from ddtree.deployments.api.responses import Answer, Choice, Usage, figures
 from ddtree.deployments.api.types import ChatRequest, GenerationFields
+from ddtree.deployments.requests import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is sent at once."""
+
+    text: str
+    logprobs: dict[str, list[Any]] | None
+    finish_reason: str | None
 
 
 @dataclass
@@ -19,18 +30,24 @@ class _Delivered:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, list[Any]]] = field(default_factory=list)  # part by part
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    echoed: bool = False
     last: TextEvent | None = None
 
 
 class AnswerWriter:
     """Writes the answer of one request."""
 
-    def __init__(self, request: GenerationFields, model: str, sequences: Sequence[TextRequest]) -> None:
+    def __init__(self, request: GenerationFields, model: str, sequences: Sequence[TextRequest], tokenizer: Any) -> None:
         self._chat = isinstance(request, ChatRequest)
         self._options = request.ddtree
         self._wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._sequences = sequences
         self._delivered = [_Delivered() for _ in sequences]
+        self._names = TokenNames(tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        self._top, self._prompt_top = sequences[0].request.logprobs, request.prompt_logprobs
+        self._completions = [CompletionLogprobs(tokenizer, self._names, self._top or 0) for _ in sequences]
         prefix, kind = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
         self._object, self._chunk_object = kind, "chat.completion.chunk" if self._chat else kind
         self._head: dict[str, Any] = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
@@ -44,25 +61,27 @@ class AnswerWriter:
             text = "".join(done.text)
             body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             reason = done.last.finish_reason if done.last else None
-            choices.append(Choice(index=index, logprobs=None, finish_reason=reason, **body))
-        return self._json(self._object, choices, finished=range(len(choices)), usage=self._usage())
+            choices.append(Choice(index=index, logprobs=together(done.logprobs), finish_reason=reason, **body))
+        fields = self._prompt_logprobs(choices)
+        return self._json(self._object, choices, finished=range(len(choices)), usage=self._usage(), **fields)
 
     async def chunks(self, events: AsyncIterator[TextEvent]) -> AsyncGenerator[str, None]:
         """Yield the chunks of a stream as JSON: at most one per round, and the usage at the end if asked for."""
         if self._chat:
             yield self._chunk(0, {"role": "assistant", "content": ""})
         async for event in events:
-            self._take(event)
-            if not event.text and event.finish_reason is None:
-                continue
-            delta = {"content": event.text} if event.text else {}
-            yield self._chunk(event.index, delta if self._chat else event.text, event.finish_reason)
+            for part in self._take(event):
+                if not part.text and part.logprobs is None and part.finish_reason is None:
+                    continue
+                delta = {"content": part.text} if part.text else {}
+                content = delta if self._chat else part.text
+                yield self._chunk(event.index, content, part.finish_reason, part.logprobs)
         if self._wants_usage:
             yield self._json(self._chunk_object, [], usage=self._usage())
 
-    def _chunk(self, index: int, content: Any, reason: str | None = None) -> str:
+    def _chunk(self, index: int, content: Any, reason: str | None = None, logprobs: Any = None) -> str:
         body = {"delta" if self._chat else "text": content}
-        choice = Choice(index=index, logprobs=None, finish_reason=reason, **body)
+        choice = Choice(index=index, logprobs=logprobs, finish_reason=reason, **body)
         usage = {"usage": None} if self._wants_usage else {}
         return self._json(self._chunk_object, [choice], finished=[index] if reason else [], **usage)
 
@@ -75,11 +94,51 @@ class AnswerWriter:
                     holder.ddtree = self._figures(choice.index)
         return answer.model_dump_json(exclude_unset=True)
 
-    def _take(self, event: TextEvent) -> None:
-        done = self._delivered[event.index]
-        done.text.append(event.text)
+    def _take(self, event: TextEvent) -> list[_Part]:
+        """What it delivers: before the first tokens, the prompt where it is echoed."""
+        done, sequence = self._delivered[event.index], self._sequences[event.index]
+        done.prompt_logprobs += event.prompt_logprobs
+        parts = []
+        if sequence.echo is not None and not done.echoed and (event.token_ids or event.finish_reason):
+            done.echoed = True
+            parts.append(_Part(sequence.echo, self._echoed(event), None))
+        parts.append(_Part(event.text, self._logprobs(event), event.finish_reason))
+        for part in parts:
+            done.text.append(part.text)
+            done.logprobs += [part.logprobs] if part.logprobs else []
         done.token_ids.extend(event.token_ids)
         done.last = event
+        return parts
+
+    def _echoed(self, event: TextEvent) -> dict[str, list[Any]] | None:
+        """The `logprobs` of a prompt that is echoed."""
+        if self._top is None:
+            return None
+        sequence = self._sequences[event.index]
+        ids, text = sequence.request.prompt_ids, sequence.echo or ""
+        return self._completions[event.index].prompt(ids, event.prompt_logprobs, text)
+
+    def _logprobs(self, event: TextEvent) -> dict[str, list[Any]] | None:
+        """The `logprobs` of an event's tokens."""
+        if self._top is None or not event.token_ids:
+            return None
+        if self._chat:
+            return chat_logprobs(self._names, event.token_ids, event.logprobs, self._top)
+        return self._completions[event.index].answer(event.token_ids, event.logprobs)
+
+    def _prompt_logprobs(self, choices: list[Choice]) -> dict[str, Any]:
+        """Fields of the answer. As in vLLM they are a chat's own, but of each choice of a completion."""
+        if self._prompt_top is None:
+            return {}
+        each = [
+            prompt_logprobs(self._names, sequence.request.prompt_ids, done.prompt_logprobs, self._prompt_top)
+            for sequence, done in zip(self._sequences, self._delivered, strict=True)
+        ]
+        if self._chat:
+            return {"prompt_logprobs": each[0]}
+        for choice, found in zip(choices, each, strict=True):
+            choice.prompt_logprobs = found
+        return {}
 
     def _usage(self) -> Usage:
         prompt = sum(len(sequence.request.prompt_ids) for sequence in self._sequences)

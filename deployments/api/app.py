@@ -60,7 +60,7 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         sequences: list[TextRequest] = await asyncio.to_thread(sequences_of, fields)  # long prompts take a while
         if name := request.headers.get("x-request-id"):
             sequences = [sequence.named(name) for sequence in sequences]
-        writer = AnswerWriter(fields, settings.model, sequences)
+        writer = AnswerWriter(fields, settings.model, sequences, tokenizer)
         events = generate_all(engine, sequences, tokenizer)
         if settings.request_log:
             events = logged(events, sequences)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from ddtree.deployments.api.text import Decoder, TextStream
 from ddtree.deployments.metrics import Snapshot
-from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats
+from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats, TokenLogprobs
 
 MAX_NAME = 64  # characters of a client's name for a request that its id keeps
 
@@ -41,6 +41,8 @@ class TextRequest:
     index: int
     request: GenerationRequest
     stop: tuple[str, ...] = ()
+    echo: str | None = None  # the prompt's text, where the answer begins with it
+    prompt_only: bool = False  # deliver none of what is generated, which is a single token
 
     def named(self, name: str) -> TextRequest:
         """The same, with the client's name for the request at the head of its id: NAME/INDEX/ID. Names may repeat."""
@@ -57,6 +59,8 @@ class TextEvent:
     token_ids: tuple[int, ...]  # delivered: nothing after a stop string; the stop token included
     finish_reason: str | None = None  # "stop" or "length"
     stats: RequestStats | None = None  # the engine's latest
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where they are wanted
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens
 
 
 async def generate_text(
@@ -74,19 +78,25 @@ async def generate_text(
     async with aclosing(cast(AsyncGenerator[Delta, None], engine.generate(request))) as deltas:
         async for delta in deltas:
             ids, spoken = delta.token_ids, delta.token_ids
-            stats = delta.stats or stats
+            stats, of_prompt = delta.stats or stats, delta.prompt_logprobs
+            if sequence.prompt_only:
+                if delta.finish_reason is not None:
+                    yield TextEvent(index, "", (), "length", stats, prompt_logprobs=of_prompt)
+                    return
+                continue
             if delta.finish_reason == "stop" and ids and ids[-1] in request.stop_token_ids:
                 spoken = ids[:-1]  # a token like any other in usage, but not text
             out = stream.push(spoken)
             if out.stopped:
-                yield TextEvent(index, out.text, ids[: out.n_tokens], "stop", stats)
+                n = out.n_tokens
+                yield TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt)
                 return
             if delta.finish_reason is None:
-                yield TextEvent(index, out.text, ids, None, stats)
+                yield TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt)
                 continue
             rest = stream.finish()
             reason = "stop" if rest.stopped else delta.finish_reason
-            yield TextEvent(index, out.text + rest.text, ids, reason, stats)
+            yield TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt)
             return
     raise RuntimeError("The engine ended a request without a finish reason.")
 

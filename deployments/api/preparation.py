@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddtree.deployments.api.errors import ApiError, BadRequest
@@ -48,7 +48,12 @@ class Preparation:
         prompts = [self._ids(prompt) for prompt in request.prompts]
         limit = request.max_tokens
         default = self.settings.default_max_tokens
-        return [self._sequence(i, ids, request, limit, "max_tokens", default) for i, ids in enumerate(prompts)]
+        sequences = [self._sequence(i, ids, request, limit, "max_tokens", default) for i, ids in enumerate(prompts)]
+        if not request.echo:
+            return sequences
+        texts = [prompt if isinstance(prompt, str) else self._text(prompt) for prompt in request.prompts]
+        pairs = zip(sequences, texts, strict=True)
+        return [replace(sequence, echo=text, prompt_only=limit == 0) for sequence, text in pairs]
 
     def chat(self, request: ChatRequest) -> list[TextRequest]:
         """Return the one sequence of a conversation, rendered by the model's chat template."""
@@ -82,6 +87,10 @@ class Preparation:
         self._check_ids(prompt, "prompt")
         return prompt
 
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
     def _check_ids(self, ids: Iterable[int], param: str) -> None:
         wrong = next((token for token in ids if not 0 <= token < self.settings.vocab_size), None)
         if wrong is not None:
@@ -96,7 +105,7 @@ class Preparation:
             raise BadRequest(f"'{where}' is empty: there is no token to start from.", where)
         context = self.settings.context_length
         room = context - len(ids)
-        if room <= 0:
+        if room < (0 if limit == 0 else 1):
             raise BadRequest(
                 f"The prompt has {len(ids)} tokens and the context {context}: no room is left for an answer.",
                 where,
@@ -115,14 +124,17 @@ class Preparation:
                 f"more '{param}'.",
                 "min_tokens",
             )
+        logprobs, prompt_logprobs = _logprobs(request)
         generation = GenerationRequest(
             request_id=uuid.uuid4().hex,
             prompt_ids=tuple(ids),
-            max_tokens=max_tokens,
+            max_tokens=max(max_tokens, 1),
             stop_token_ids=self.settings.eos_token_ids,
             sampling=self._sampling(request),
             budget=self._budget(request),
             prefix_cache=request.ddtree.prefix_cache if request.ddtree else True,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             every_round=request.stream or bool(request.stops),
         )
         return TextRequest(index, generation, request.stops)
@@ -158,3 +170,14 @@ class Preparation:
             most = self.settings.max_budget
             raise BadRequest(f"'ddtree.budget' is {asked}; this server's maximum is {most}.", "ddtree.budget")
         return asked
+
+
+def _logprobs(request: GenerationFields) -> tuple[int | None, int | None]:
+    """How many log-probabilities the engine is asked for, of the answer and of the prompt."""
+    of_prompt = request.prompt_logprobs
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None, of_prompt
+    assert isinstance(request, CompletionRequest)
+    if request.echo and request.logprobs is not None:
+        of_prompt = max(request.logprobs, of_prompt or 0)
+    return request.logprobs, of_prompt

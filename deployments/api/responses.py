@@ -40,8 +40,9 @@ class Choice(BaseModel):
     text: str | None = None
     message: dict[str, Any] | None = None
     delta: dict[str, Any] | None = None
-    logprobs: None = None
+    logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # of completions
     ddtree: dict[str, Any] | None = None  # here when the request has several prompts, else at the top
 
 
@@ -54,6 +55,7 @@ class Answer(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # of chats
     ddtree: dict[str, Any] | None = None
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ddtree.deployments.api.errors import BadRequest
-from ddtree.deployments.requests import MAX_LOGIT_BIAS
+from ddtree.deployments.requests import MAX_LOGIT_BIAS, MAX_LOGPROBS
 
 MAX_STOP = 16
 INT64 = 2**63
@@ -26,11 +26,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tools", "functions", "documents"), (None, [])),
     **dict.fromkeys(("stop_token_ids", "bad_words", "logits_processors"), (None, [])),
     **dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (None, False)),
-    **dict.fromkeys(("return_tokens_as_token_ids", "return_token_ids", "store", "logprobs"), (None, False)),
+    **dict.fromkeys(("return_token_ids", "store"), (None, False)),
     **dict.fromkeys(("continue_final_message", "include_obfuscation", "continuous_usage_stats"), (None, False)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
-    **dict.fromkeys(("prompt_logprobs", "allowed_token_ids", "truncate_prompt_tokens", "structured_outputs"), (None,)),
+    **dict.fromkeys(("allowed_token_ids", "truncate_prompt_tokens", "structured_outputs"), (None,)),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"), (None,)),
     **dict.fromkeys(("reasoning_effort", "prediction", "audio", "verbosity", "web_search_options"), (None,)),
     **dict.fromkeys(("prompt_cache_key", "safety_identifier", "prompt_embeds", "cache_salt"), (None,)),
@@ -100,6 +100,8 @@ class GenerationFields(_Neutral):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)  # further out float32 has no room for the result
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIAS)
     min_tokens: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None  # OpenAI's end-user label: changes nothing by definition
@@ -124,6 +126,12 @@ class GenerationFields(_Neutral):
             raise ValueError("is only meaningful with stream: true", "stream_options")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_whole(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("is not supported with stream: true; leave one of them out", "prompt_logprobs")
+        return self
+
     @property
     def stops(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
@@ -133,6 +141,9 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -145,6 +156,12 @@ class CompletionRequest(GenerationFields):
         if all_of(list, prompt) and all(all_of(int, ids) for ids in prompt):
             return prompt
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists, not empty")
+
+    @model_validator(mode="after")
+    def _something_is_wanted(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("is 0: that leaves nothing to answer; ask for more, or send echo: true", "max_tokens")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -191,11 +208,19 @@ class ChatRequest(GenerationFields):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("and max_tokens are one limit, and their values differ", "max_completion_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _top_of_what(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("needs logprobs: true", "top_logprobs")
         return self
 
 
