@@ -46,21 +46,25 @@ class LogprobLayout:
 
 def lay_out_logprobs(entries: list[Entry], offsets: list[int], trees: int, drawn: list[int]) -> LogprobLayout | None:
     """Arguments as for `edits.lay_out_edits`. None where no sequence wants any."""
+    asking = [i for i, entry in enumerate(entries) if entry.sequence.request.logprobs is not None]
+    prompts = [i for i in range(trees, len(entries)) if entries[i].sequence.request.prompt_logprobs is not None]
+    if not asking and not prompts:
+        return None
     wanted: list[int] = []
     row: list[int] = []
     token: list[int] = []
     of_drawn: dict[int, _Part] = {}
     of_prompt: dict[int, _Part] = {}
-    places = {i: range(offsets[i], offsets[i + 1]) for i in range(trees)}
-    places |= {i: range(offsets[trees] + k, offsets[trees] + k + 1) for k, i in enumerate(drawn)}
-    for i, rows in places.items():
-        if (top := entries[i].sequence.request.logprobs) is not None:
-            of_drawn[i] = _Part(len(wanted), len(rows), top)
-            wanted += rows
-    for i in range(trees, len(entries)):
+    place = {i: offsets[trees] + k for k, i in enumerate(drawn)}  # of a prompt's row among the wanted ones
+    for i in asking:
+        if i < trees or i in place:
+            begin, count = (place[i], 1) if i in place else (offsets[i], offsets[i + 1] - offsets[i])
+            of_drawn[i] = _Part(len(wanted), count, entries[i].sequence.request.logprobs or 0)
+            wanted += range(begin, begin + count)
+    for i in prompts:
         sequence = entries[i].sequence
-        if (top := sequence.request.prompt_logprobs) is not None and (new := sequence.unscored(entries[i].rows)):
-            of_prompt[i] = _Part(len(wanted) + len(row), len(new), top)
+        if new := sequence.unscored(entries[i].rows):
+            of_prompt[i] = _Part(len(wanted) + len(row), len(new), sequence.request.prompt_logprobs or 0)
             row += [offsets[i] + at - sequence.computed for at in new]
             token += sequence.tokens[new.start + 1 : new.stop + 1]
     parts = [*of_drawn.values(), *of_prompt.values()]

@@ -45,7 +45,8 @@ class AnswerWriter:
         self._wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._sequences = sequences
         self._delivered = [_Delivered() for _ in sequences]
-        self._names = TokenNames(tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        self._texts = TokenNames(tokenizer)
+        self._names = TokenNames(tokenizer, as_ids=True) if request.return_tokens_as_token_ids else self._texts
         self._top, self._prompt_top = sequences[0].request.logprobs, request.prompt_logprobs
         self._completions = [CompletionLogprobs(tokenizer, self._names, self._top or 0) for _ in sequences]
         prefix, kind = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
@@ -131,7 +132,7 @@ class AnswerWriter:
         if self._prompt_top is None:
             return {}
         each = [
-            prompt_logprobs(self._names, sequence.request.prompt_ids, done.prompt_logprobs, self._prompt_top)
+            prompt_logprobs(self._texts, sequence.request.prompt_ids, done.prompt_logprobs, self._prompt_top)
             for sequence, done in zip(self._sequences, self._delivered, strict=True)
         ]
         if self._chat:

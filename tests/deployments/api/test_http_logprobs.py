@@ -40,11 +40,11 @@ def test_a_completion_is_a_whole_forward(client: openai.OpenAI, target_dir: Path
         expected = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     assert found.token_logprobs[0] is None
     assert found.token_logprobs[1:] == pytest.approx(
-        [float(row[token]) for row, token in zip(expected, ids[1:], strict=True)], abs=2e-3
-    )  # logits of this model reach into the hundreds
+        [float(row[token]) for row, token in zip(expected, ids[1:], strict=True)], abs=1e-4
+    )
     for row, token, others in zip(expected, found.tokens[1:], found.top_logprobs[1:], strict=True):
         assert token in others and len(others) in (2, 3)
-        assert sorted(others.values())[-2:] == pytest.approx(row.topk(2).values.flip(0).tolist(), abs=2e-3)
+        assert sorted(others.values())[-2:] == pytest.approx(row.topk(2).values.flip(0).tolist(), abs=1e-4)
     assert "".join(found.tokens) == text and text.startswith(PROMPT)
     assert [text[begin:].startswith(token) for begin, token in zip(found.text_offset, found.tokens, strict=True)]
     of_prompt = answer.choices[0].prompt_logprobs  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def test_drafts_and_chunks_change_none(client: openai.OpenAI, sampling: dict[str
     plain, drafted, streamed = content(0), content(16), content(16, stream=True)
     for one, other, third in zip(plain, drafted, streamed, strict=True):
         assert one.token == other.token == third.token and one.bytes == other.bytes == third.bytes
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-3) == third.logprob
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4) == third.logprob
         assert [x.token for x in one.top_logprobs] == [x.token for x in other.top_logprobs]
 
 
@@ -115,5 +115,5 @@ def test_a_long_prompt_twice(client: openai.OpenAI) -> None:
     first, second = (client.completions.create(**ask, temperature=0) for _ in range(2))
     found = first.choices[0].logprobs.token_logprobs
     assert len(found) == 801
-    assert found[1:] == pytest.approx(second.choices[0].logprobs.token_logprobs[1:], abs=1e-3)
+    assert found[1:] == pytest.approx(second.choices[0].logprobs.token_logprobs[1:], abs=1e-4)
     assert second.usage.prompt_tokens_details.cached_tokens == 0

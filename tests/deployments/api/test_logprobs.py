@@ -207,6 +207,17 @@ def test_a_chat_is_cut_where_its_tokens_are(tokenizer: Any, prepare: Preparation
     assert other == ("5", {"logprob": -0.25, "rank": 1, "decoded_token": tokenizer.decode([5])})
 
 
+def test_tokens_as_ids(tokenizer: Any, prepare: Preparation) -> None:
+    delta = Delta((5,), "length", None, scored(-1.0, top=((5, -1.0), (7, -2.0))), scored(-3.0))
+    fields = {"prompt": "One two", "logprobs": 2, "prompt_logprobs": 0, "return_tokens_as_token_ids": True}
+    [answer] = answers(tokenizer, prepare, fields, delta)
+    found = answer["choices"][0]["logprobs"]
+    assert found["tokens"] == ["token_id:5"]
+    assert found["top_logprobs"] == [{"token_id:5": -1.0, "token_id:7": -2.0}]
+    ((_, own),) = answer["choices"][0]["prompt_logprobs"][1].items()
+    assert own["decoded_token"] == " two"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_alone(tokenizer: Any, prepare: Preparation, stream: bool) -> None:
     fields = {"prompt": "One two", "echo": True, "logprobs": 0, "max_tokens": 0, "stream": stream}
