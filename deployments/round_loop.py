@@ -311,11 +311,13 @@ class RoundLoop:
                 sequence.accepted = None
                 tokens = [drawn.y[layout.row_offsets[decoding] + layout.drawn.index(i)]] if entry.finishes else []
                 sequence.stats.prefill_seconds += sum(work.seconds.values())
+            found: list[TokenLogprobs] = []
             if layout.logprobs and logprobs:
-                sequence.take_prompt_logprobs(layout.logprobs.of_prompt(i, logprobs))
                 found = layout.logprobs.of_drawn(i, path if i < decoding else [0], logprobs)
-            else:
-                found = []
+                of_prompt = layout.logprobs.of_prompt(i, logprobs)
+                sequence.take_prompt_logprobs(of_prompt)
+                if any(math.isnan(one.logprob) for one in of_prompt):
+                    tokens = [-1]
             sequence.computed = base + len(path)
             self._note_features(sequence, base, [first + node for node in path])
             if tokens:
@@ -345,7 +347,7 @@ class RoundLoop:
         self.metrics.tree(budget, length - 1)
 
     def _deliver(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
-        if -1 in tokens or any(math.isnan(found.logprob) for found in sequence.unsent_prompt_logprobs):
+        if -1 in tokens:
             error = RuntimeError("the target's logits for this request are not finite")
             self._end(sequence, damaged=True)
             self._emit(sequence, error)

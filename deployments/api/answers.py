@@ -67,7 +67,8 @@ class AnswerWriter:
         return self._json(self._object, choices, finished=range(len(choices)), usage=self._usage(), **fields)
 
     async def chunks(self, events: AsyncIterator[TextEvent]) -> AsyncGenerator[str, None]:
-        """Yield the chunks of a stream as JSON: at most one per round, and the usage at the end if asked for."""
+        """Yield the chunks of a stream as JSON: at most one per round, before the first the prompt
+        where it is echoed, and the usage at the end if asked for."""
         if self._chat:
             yield self._chunk(0, {"role": "assistant", "content": ""})
         async for event in events:

@@ -56,7 +56,7 @@ def test_a_completion_is_a_whole_forward(client: openai.OpenAI, target_dir: Path
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 3, "frequency_penalty": 0.8}])
 def test_drafts_and_chunks_change_none(client: openai.OpenAI, sampling: dict[str, Any]) -> None:
-    ask: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 20, "logprobs": True, "top_logprobs": 2}
+    ask: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
 
     def content(budget: int, **fields: Any) -> list[Any]:
         return ask_for(
