@@ -58,9 +58,11 @@ class LocalTarget:
     def room(self) -> None:
         return None
 
-    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, VerifyResult]:
-        result = self._target.step(batch)
-        return result, result
+    def start(self, batch: VerifyBatch) -> None:
+        self._result = self._target.step(batch)
+
+    def result(self) -> tuple[VerifyResult, VerifyResult]:
+        return self._result, self._result
 
 
 class RecordingDrafter:

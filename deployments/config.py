@@ -152,6 +152,11 @@ class SchedulerConfig(Section):
     max_sequences: int = Field(16, ge=1, description="Sequences that run at once; others wait.")
     max_waiting: int = Field(256, ge=1, description="Requests that may wait; one more is refused.")
     prefill_rows: int = Field(256, ge=1, description="Prompt tokens a step may carry beside the trees.")
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Draft for one half of the batch while the other half is verified. auto: try both ways now and then, "
+        "and take the faster one.",
+    )
     stuck_s: float = Field(180, gt=0, description="A round that takes longer makes the router unhealthy.")
 
 

@@ -70,7 +70,7 @@ class MailDrafter:
 
 
 class MailVerifier:
-    """The verifier group. Every rank takes the step, the first one says what came of it."""
+    """The verifier group. Every rank takes the step, the first one says what came of it. `start` and `result` come in turn."""
 
     def __init__(self, ranks: Sequence[ActorHandle], outbox: Outbox, arena: Any, timeout_s: float) -> None:
         """`outbox` is the router's own, `arena` Ray's reference to its arena."""
@@ -84,14 +84,19 @@ class MailVerifier:
         self._outbox.discard()  # what a round reserved that came to nothing
         return partial(self._outbox.empty, dtype=torch.int32) if self._outbox.arena.data.is_cuda else None
 
-    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Verified]:
-        """Raises PeerLost, and RuntimeError where all ranks live but the step failed: trying again would not help."""
-        first, *others = self._lines
+    def start(self, batch: VerifyBatch) -> None:
+        """Raises PeerLost."""
         letter = self._outbox.write(batch)
         try:
-            first.caller.start("step", letter)
-            for line in others:
-                line.caller.start("follow", letter)
+            for i, line in enumerate(self._lines):
+                line.caller.start("follow" if i else "step", letter)
+        except LOST as error:
+            raise lose(self._ranks, error) from error
+
+    def result(self) -> tuple[VerifyResult, Verified]:
+        """Raises PeerLost, and RuntimeError where all ranks live but the step failed: trying again would not help."""
+        first = self._lines[0]
+        try:
             answer: Letter = results([line.caller for line in self._lines])[0]
             result: VerifyResult = first.inbox.read(answer)
         except CallFailed as error:

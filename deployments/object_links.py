@@ -63,7 +63,7 @@ class ObjectDrafter:
 
 
 class ObjectVerifier:
-    """The verifier group. Every rank takes the step, the first one says what came of it."""
+    """The verifier group. Every rank takes the step, the first one says what came of it. `start` and `result` come in turn."""
 
     def __init__(self, ranks: Sequence[ActorHandle], mapped: bool, timeout_s: float) -> None:
         """`mapped`: the router can map their memory."""
@@ -71,16 +71,25 @@ class ObjectVerifier:
         first, *self._others = ranks
         self._step = first.step.options(tensor_transport=node_transport.NAME) if mapped else first.step
         self._mapped, self._timeout = mapped, timeout_s
+        self._pending: tuple[Any, list[Any], float]
 
     def room(self) -> None:
         """Batches are copied."""
 
-    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Verified]:
-        """Raises PeerLost, and RuntimeError where all ranks live but the step failed: trying again would not help."""
+    def start(self, batch: VerifyBatch) -> None:
+        """Raises PeerLost."""
         data = wire.dumps(batch)
         try:
             reference = self._step.remote(data, not self._mapped)
-            result: VerifyResult = _first(reference, [r.follow.remote(data) for r in self._others], self._timeout)
+            self._pending = reference, [rank.follow.remote(data) for rank in self._others], time.monotonic()
+        except LOST as error:
+            raise lose(self._ranks, error) from error
+
+    def result(self) -> tuple[VerifyResult, Verified]:
+        """Raises PeerLost, and RuntimeError where all ranks live but the step failed: trying again would not help."""
+        reference, others, begun = self._pending
+        try:
+            result: VerifyResult = _first(reference, others, begun + self._timeout)
         except RayTaskError as error:
             raise RuntimeError(f"the verifier failed: {why(error)}") from error
         except LOST as error:
@@ -88,9 +97,9 @@ class ObjectVerifier:
         return result, Verified(result, reference, mapped=self._mapped)
 
 
-def _first(reference: Any, others: list[Any], timeout_s: float) -> Any:
+def _first(reference: Any, others: list[Any], deadline: float) -> Any:
     """The value of `reference` once all are done. Raises what the first to fail raises, without waiting for the others."""
-    deadline, values, waiting = time.monotonic() + timeout_s, {}, [reference, *others]
+    values, waiting = {}, [reference, *others]
     while waiting:
         done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
         if not done:

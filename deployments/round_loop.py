@@ -20,6 +20,7 @@ from torch import Tensor
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
 from ddtree.deployments.metrics import Metrics, Totals
+from ddtree.deployments.overlap import Mode, Overlap
 from ddtree.deployments.requests import Delta, TokenLogprobs
 from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
@@ -51,14 +52,18 @@ class DrafterPeer(Protocol):
 
 
 class VerifierPeer(Protocol):
-    """The verifier group. `step` also gives a reference to the result, which a drafter can read features from."""
+    """The verifier group. `start` and `result` come in turn."""
 
     def room(self) -> Allocate | None:
         """Makes tensors that the next batch can hold without a copy. None: any will do."""
         ...
 
-    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, Any]:
+    def start(self, batch: VerifyBatch) -> None:
         """Raises PeerLost."""
+        ...
+
+    def result(self) -> tuple[VerifyResult, Any]:
+        """Also gives a reference to the result, which a drafter can read features from. Raises PeerLost."""
         ...
 
 
@@ -76,6 +81,17 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Flight:
+    """A round whose step the verifier has begun."""
+
+    work: Round
+    layout: Layout
+    tree: DraftTree | None
+    nodes: Tensor | None  # see Layout.batch
+    started: float
+
+
+@dataclass(frozen=True)
 class Drawn:
     """What the target drew, on the host."""
 
@@ -87,10 +103,16 @@ class RoundLoop:
     """Runs rounds over what the scheduler plans. Not thread-safe: one thread owns it."""
 
     def __init__(
-        self, scheduler: Scheduler, emit: Emit, device: torch.device | str = "cpu", shared_noise: bool = True
+        self,
+        scheduler: Scheduler,
+        emit: Emit,
+        device: torch.device | str = "cpu",
+        *,
+        shared_noise: bool = True,
+        overlap: Mode = "off",
     ) -> None:
         """`device`: where trees are built and walked; where the verifier's results are. `shared_noise`: rank candidates by the
-        draw that is to come."""
+        draw that is to come. `overlap`: see `overlap.Overlap`."""
         self.scheduler = scheduler
         self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
         self.drafters: dict[str, DrafterPeer] = {}
@@ -101,6 +123,8 @@ class RoundLoop:
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
+        self._overlap = Overlap(overlap)
+        self._flight: Flight | None = None
 
     # -- peers -----------------------------------------------------------------------------------------------------------
 
@@ -127,11 +151,14 @@ class RoundLoop:
 
     def verifier_lost(self) -> None:
         """Its KV rows are gone: every running sequence is computed again, no token is lost."""
-        self._features, self._new_context = None, {}
+        self._features, self._new_context, self._flight = None, {}, None
         self.scheduler.restart_all()
 
     def fail_running(self, error: Exception) -> None:
-        """A fault in a round: end what was running with the error."""
+        """A fault in a round: end what was running with the error. Raises PeerLost where the verifier is gone, too."""
+        if self._flight:
+            self._flight = None
+            self.verifier.result()  # of a step that was begun, and is nobody's now
         self._features, self._new_context = None, {}
         self._fail(self.scheduler.running, error)
 
@@ -147,13 +174,29 @@ class RoundLoop:
     # -- one round -------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """One round. False when there was nothing to do. Raises PeerLost when the verifier is gone; the round then never
-        happened, as far as any sequence's tokens go."""
+        """Begin a round and end one, the same unless rounds overlap. False when there was nothing to do. Raises PeerLost when the
+        verifier is gone; a round that was not ended then never happened, as far as any sequence's tokens go."""
+        began, before = time.perf_counter(), self.totals.generated_tokens
         self.drop_cancelled()
         self._assign_drafters()
-        entries = self.scheduler.plan()
-        if not entries:
+        running = self.scheduler.running
+        overlapped = self._overlap.now(len(running) if any(s.drafter for s in running) else 0)
+        most = -(-len(running) // 2) if overlapped else None
+        # Where rounds stop to overlap, the one under way ends first.
+        entries = [] if self._flight and not overlapped else self.scheduler.plan(most)
+        if entries:
+            self._begin(entries)
+        elif self._flight:
+            self._feed()
+        else:
             return False
+        if not (entries and overlapped):
+            self._end_round()
+        self._overlap.note(time.perf_counter() - began, self.totals.generated_tokens - before)
+        return True
+
+    def _begin(self, entries: list[Entry]) -> None:
+        """Draft, and have the verifier begin once it has ended what it is at."""
         now = time.monotonic()
         for entry in entries:
             if entry.sequence.started is None:
@@ -164,15 +207,28 @@ class RoundLoop:
         candidates, layout = self._timed(work, "draft", lambda: self._draft(work))
         tree = self._timed(work, "build", lambda: self._build(work, candidates))
         batch, nodes = layout.batch(tree)
-        result, reference = self._timed(work, "verify", lambda: self.verifier.step(batch))
+        if self._flight:
+            self._end_round()
+        started = time.perf_counter()
+        self.verifier.start(batch)
+        for entry in entries:
+            entry.sequence.flying = True
+        self._flight = Flight(work, layout, tree, nodes, started)
+
+    def _end_round(self) -> None:
+        """Take the result of the step that was begun."""
+        assert self._flight
+        flight, work, self._flight = self._flight, self._flight.work, None
+        result, reference = self.verifier.result()
         work.seconds["commit"] = result.commit_seconds
-        work.seconds["verify"] -= result.commit_seconds
+        work.seconds["verify"] = time.perf_counter() - flight.started - result.commit_seconds
+        for entry in work.entries:
+            entry.sequence.flying = False
         self._features, self._new_context = reference, {}
-        drawn = self._timed(work, "accept", lambda: self._accept(layout, tree, nodes, result))
-        self._settle(work, layout, drawn, result.logprobs)
+        drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
+        self._settle(work, flight.layout, drawn, result.logprobs)
         self.totals.rounds += 1
         self.metrics.round(work.seconds)
-        return True
 
     def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -204,12 +260,7 @@ class RoundLoop:
             if entry.budget and sequence.drafter:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=True))
                 wanted.setdefault(sequence.drafter, []).append(i)
-        decoding = {entry.sequence.id for entry in work.trees}
-        for sequence in self.scheduler.running:  # prompts and those left out of this round: only feed their context
-            if sequence.drafter and sequence.id in self._new_context and sequence.id not in decoding:
-                items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=False))
-        for drafter_id, part in items.items():
-            self._drafter_call(drafter_id, partial(_start, part, self._features))
+        self._start_drafts(items, {entry.sequence.id for entry in work.trees})
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
         layout = self._lay_out(work, expected)
@@ -222,6 +273,22 @@ class RoundLoop:
         if work.budgets != expected:  # a draft that was started did not come
             layout = self._lay_out(work, work.budgets)
         return candidates, layout
+
+    def _feed(self) -> None:
+        """Give the drafters their new context and ask for nothing: the round that ends next has features of its own."""
+        items: dict[str, list[DraftItem]] = {}
+        self._start_drafts(items, set())
+        for drafter_id in items:
+            self._drafter_call(drafter_id, lambda drafter: drafter.result())
+
+    def _start_drafts(self, items: dict[str, list[DraftItem]], decoding: set[str]) -> None:
+        """Ask the drafters; of sequences that are not `decoding` (prompts, those left out of a round) feed the context alone."""
+        for sequence in self.scheduler.running:
+            if sequence.drafter and sequence.id in self._new_context and sequence.id not in decoding:
+                items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=False))
+        self._new_context = {}  # what was not taken is of sequences that begin anew or end
+        for drafter_id, part in items.items():
+            self._drafter_call(drafter_id, partial(_start, part, self._features))
 
     def _lay_out(self, work: Round, budgets: list[int]) -> Layout:
         pages = self.scheduler.pages
@@ -284,12 +351,12 @@ class RoundLoop:
         out = room and DraftTree.allocate(*size, room)
         return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
 
-    def _accept(self, layout: Layout, tree: DraftTree | None, nodes: Tensor | None, result: VerifyResult) -> Drawn:
+    def _accept(self, flight: Flight, result: VerifyResult) -> Drawn:
         """The walk down each tree. The host waits for nothing else."""
-        y = result.drawn.tolist()
+        y, tree = result.drawn.tolist(), flight.tree
         if tree is None:
-            return Drawn(y, [[0]] * layout.trees)
-        on_nodes = layout.tree_y(result.y, tree, nodes)
+            return Drawn(y, [[0]] * flight.layout.trees)
+        on_nodes = flight.layout.tree_y(result.y, tree, flight.nodes)
         accepted = tree_accept(on_nodes, tree, out=self._memory.walk(len(on_nodes), tree.max_depth))
         if on_nodes.is_cuda:
             torch.cuda.current_stream(on_nodes.device).synchronize()

@@ -63,7 +63,13 @@ class RouterActor:
         )
         # The verifier says how many pages there are: until it is connected no round runs.
         self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
-        self._loop = RoundLoop(self._scheduler, self._emit, config.verifier.device, config.tree.shared_noise)
+        self._loop = RoundLoop(
+            self._scheduler,
+            self._emit,
+            config.verifier.device,
+            shared_noise=config.tree.shared_noise,
+            overlap=config.scheduler.overlap,
+        )
         self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

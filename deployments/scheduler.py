@@ -50,6 +50,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0  # since start
+        self._steps = 0  # planned since start
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull."""
@@ -58,8 +59,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def drop_cancelled(self) -> list[Sequence]:
-        """Forget every cancelled sequence, its pages with it."""
-        gone = [s for s in [*self.running, *self.waiting] if s.cancelled]
+        """Forget every cancelled sequence that is in no step, its pages with it."""
+        gone = [s for s in [*self.running, *self.waiting] if s.cancelled and not s.flying]
         for sequence in gone:
             self.finish(sequence)
         return gone
@@ -75,7 +76,7 @@ class Scheduler:
     def take_pool(self, pages: PageAllocator) -> None:
         """Go over to another pool, in which nothing is computed yet."""
         for sequence in self.running:
-            sequence.pages = []
+            sequence.pages, sequence.flying = [], False
             sequence.restart_prefill()
         self.pages = pages
 
@@ -106,16 +107,21 @@ class Scheduler:
     def _window_start(self, sequence: Sequence) -> int:
         return min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
 
-    def plan(self) -> list[Entry]:
-        """The entries of the next step, decoding ones first. Their pages are allocated."""
+    def plan(self, most: int | None = None) -> list[Entry]:
+        """The entries of the next step, decoding ones first, of sequences that are in no step. Their pages are allocated. With
+        `most`, so many at most: those that had to wait longest of those that there are pages for."""
         for sequence in self.running:
             self._keep(sequence)
         while self.waiting and len(self.running) < self.limits.max_sequences:
             self.running.append(self.waiting.popleft())
             self._take_prefix(self.running[-1])
+        self._steps += 1
         rows_left = self.limits.prefill_rows
         entries: list[Entry] = []
-        for sequence in sorted(self.running, key=lambda s: not s.decoding):  # stable: arrival order within each kind
+        free = [s for s in self.running if not s.flying]  # sorting is stable: arrival order within each kind
+        for sequence in sorted(free, key=lambda s: (0 if most is None else s.planned, not s.decoding)):
+            if len(entries) == most:
+                break
             if sequence not in self.running:  # preempted on the way
                 continue
             entry = self._entry(sequence, rows_left)
@@ -123,8 +129,9 @@ class Scheduler:
                 continue
             if not sequence.decoding:
                 rows_left -= entry.rows
+            sequence.planned = self._steps
             entries.append(entry)
-        return entries
+        return sorted(entries, key=lambda entry: not entry.sequence.decoding)
 
     def _entry(self, sequence: Sequence, rows_left: int) -> Entry | None:
         if sequence.decoding:
@@ -146,7 +153,8 @@ class Scheduler:
             except OutOfPages:
                 planned = {id(entry.sequence) for entry in entries}
                 later = self.running[self.running.index(sequence) + 1 :]
-                victim = next((s for s in reversed(later) if s.pages and id(s) not in planned), None)
+                spared = planned | {id(s) for s in later if s.flying}
+                victim = next((s for s in reversed(later) if s.pages and id(s) not in spared), None)
                 if victim is None:
                     return False
                 self._preempt(victim)

@@ -44,6 +44,8 @@ class Sequence:
     scored: int = 0  # so many prompt tokens after the first have their log-probabilities, where they are wanted
     unsent_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of these, until the first delta
     cancelled: bool = False
+    flying: bool = False  # its rows are in a step whose result is awaited: neither they nor its pages may change
+    planned: int = 0  # number of the last step that it was planned for
     counts: dict[int, int] | None = None  # of its tokens: how often the answer has them; None: no penalty asks
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from ddtree.deployments.requests import Delta, EditParams, GenerationRequest, SamplingParams, TokenLogprobs
+from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
 from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
 
@@ -160,16 +161,17 @@ def test_a_prompt_that_is_not_finite_fails_its_request_alone(models: Models, val
 def test_nobody_asks_nothing_travels(models: Models) -> None:
     verifier, _ = models
     engine, found = Recorder(verifier), []
-    step = verifier.step
+    target = verifier.target
+    step = target.step
 
-    def keep(batch: object) -> object:
-        result = step(batch)  # type: ignore[arg-type]
-        found.append((batch.logprobs, result[0].logprobs))  # type: ignore[attr-defined]
+    def keep(batch: VerifyBatch) -> VerifyResult:
+        result = step(batch)
+        found.append((batch.logprobs, result.logprobs))
         return result
 
-    verifier.step = keep  # type: ignore[method-assign,assignment]
+    target.step = keep  # type: ignore[method-assign]
     engine.add(request("r", [1, 2, 3], 4, 0))
     engine.run()
-    del verifier.step
+    del target.step
     assert found == [(None, None)] * 4
     assert engine.answers["r"] == ()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddtree.deployments.overlap import Mode
 from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
 from ddtree.verifier.pages import page_keys
 
@@ -47,7 +48,7 @@ events = st.lists(
 )
 
 
-@given(requests, events, st.integers(0, 1000), st.integers(8, 64))
+@given(requests, events, st.integers(0, 1000), st.integers(8, 64), st.sampled_from(["off", "on"]))
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -57,13 +58,14 @@ def test_output_is_plain_decoding(
     happenings: list[tuple[int, str]],
     seed: int,
     pages: int,
+    overlap: Mode,
 ) -> None:
     asked = [request(f"r{i}", p, n, b, t) for i, (p, n, b, t, _) in enumerate(wanted)]
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     longest = max(len(r.prompt_ids) + r.max_tokens + r.budget + 1 for r in asked)
     verifier.pages, kept = max(pages, -(-longest // verifier.page_size) + 1), verifier.pages  # one is scratch
-    engine = Engine(verifier)
+    engine = Engine(verifier, overlap=overlap)
     verifier.pages = kept
     first = Guesser("first", answers, seed)
     engine.loop.add_drafter(first)
@@ -259,16 +261,16 @@ def test_a_drafter_is_fed_every_committed_row_once(verifier: LocalVerifier) -> N
     direct = Engine(verifier, prefill_rows=100)
     direct.add(whole)
     features = []
-    step = verifier.step
+    take = verifier.result
 
-    def keep(batch: object) -> object:
-        result = step(batch)  # type: ignore[arg-type]
+    def keep() -> object:
+        result = take()
         features.append(result[0].features)
         return result
 
-    verifier.step = keep  # type: ignore[method-assign,assignment]
+    verifier.result = keep  # type: ignore[method-assign,assignment]
     direct.run()
-    del verifier.step
+    del verifier.result
     torch.testing.assert_close(fed, features[0][: len(fed)], atol=1e-4, rtol=1e-4)
     assert len(fed) >= len(asked.prompt_ids)
 

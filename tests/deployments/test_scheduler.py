@@ -208,3 +208,41 @@ def test_a_round_ends_where_the_request_does(tokens: list[int], taken: list[int]
     seq = sequence("s", 2, 3, 0, stop=(9,))
     assert seq.append(tokens) == (taken, reason)
     assert seq.generated == len(taken)
+
+
+def test_what_is_in_a_step_stays_as_it_is() -> None:
+    """Neither planned again, nor preempted, nor dropped."""
+    scheduler = Scheduler(PageAllocator(6, PAGE), LIMITS)
+    old, flying = sequence("old", 6, 20, 0), sequence("flying", 6, 20, 0)
+    for seq in (old, flying):
+        scheduler.add(seq)
+        for _ in range(2):
+            for entry in scheduler.plan():
+                play(scheduler, entry, 0)
+    flying.flying, flying.cancelled = True, True
+    held = list(flying.pages)
+    while scheduler.pages.free_pages:
+        for entry in scheduler.plan():
+            assert entry.sequence is old
+            play(scheduler, entry, 0)
+    for _ in range(PAGE):
+        for entry in scheduler.plan():  # the oldest would take the pages of a later one now
+            play(scheduler, entry, 0)
+    assert flying.pages == held and scheduler.preemptions == 0
+    assert scheduler.drop_cancelled() == []
+    flying.flying = False
+    assert scheduler.drop_cancelled() == [flying]
+
+
+def test_half_of_the_sequences_are_those_that_waited_longest() -> None:
+    scheduler = Scheduler(PageAllocator(40, PAGE), LIMITS)
+    sequences = [sequence(f"s{i}", 1, 20, 0) for i in range(4)]
+    for seq in sequences:
+        scheduler.add(seq)
+    turns: list[set[str]] = []
+    for _ in range(6):
+        entries = scheduler.plan(2)
+        turns.append({entry.sequence.id for entry in entries})
+        for entry in entries:
+            play(scheduler, entry, 0)
+    assert turns == [{"s0", "s1"}, {"s2", "s3"}] * 3

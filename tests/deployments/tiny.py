@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ddtree.deployments.overlap import Mode
 from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
 from ddtree.deployments.round_loop import PeerLost, RoundLoop
 from ddtree.deployments.scheduler import Limits, Scheduler
@@ -55,13 +56,16 @@ class LocalVerifier:
         """Batches are not copied: any memory will do, one of this process's as well as another."""
         return partial(torch.empty, dtype=torch.int32)
 
-    def step(self, batch: VerifyBatch) -> tuple[VerifyResult, VerifyResult]:
+    def start(self, batch: VerifyBatch) -> None:
+        self._batch = batch
+
+    def result(self) -> tuple[VerifyResult, VerifyResult]:
         if self.fail_next:
             self.fail_next = False
             self.target.pool.k.fill_(torch.nan)  # a new group knows nothing of the old pool
             self.target.pool.v.fill_(torch.nan)
             raise PeerLost("killed by the test")
-        result = self.target.step(batch)
+        result = self.target.step(self._batch)
         return result, result
 
 
@@ -122,12 +126,17 @@ class Engine:
     """A round loop with its scheduler, and what it emitted."""
 
     def __init__(
-        self, verifier: LocalVerifier, prefill_rows: int = 16, max_positions: int = 512, shared_noise: bool = True
+        self,
+        verifier: LocalVerifier,
+        prefill_rows: int = 16,
+        max_positions: int = 512,
+        shared_noise: bool = True,
+        overlap: Mode = "off",
     ) -> None:
         pages = PageAllocator(verifier.pages - 1, verifier.page_size)
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
-        self.loop = RoundLoop(self.scheduler, self._emit, shared_noise=shared_noise)
+        self.loop = RoundLoop(self.scheduler, self._emit, shared_noise=shared_noise, overlap=overlap)
         self.loop.verifier = verifier
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}
