@@ -22,7 +22,7 @@ from ddtree.deployments.requests import SamplingParams
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
-from ddtree.verifier.batch import Commit, LogitEdits, SamplingRows, VerifyBatch
+from ddtree.verifier.batch import Commit, LogitEdits, SamplingRows, TokenMasks, VerifyBatch
 from ddtree.verifier.transfer import to_device
 
 
@@ -46,9 +46,9 @@ class Layout:
     _commit: Commit | None
     _edits: LogitEdits | None
 
-    def batch(self, tree: DraftTree | None) -> tuple[VerifyBatch, Tensor | None]:
-        """With the trees [B, N+1] of the drafted entries: the batch, and which of the B · (N+1) nodes each row of a tree is,
-        [rows of trees] int64 (None: all, in order)."""
+    def batch(self, tree: DraftTree | None, masks: TokenMasks | None = None) -> tuple[VerifyBatch, Tensor | None]:
+        """With the trees [B, N+1] of the drafted entries, and what grammars allow there: the batch, and which of the B · (N+1)
+        nodes each row of a tree is, [rows of trees] int64 (None: all, in order)."""
         loose = self._loose
         if tree and (len(loose.tokens) or loose.nodes is not None):
             loose = to_device(loose, tree.tokens.device)
@@ -63,7 +63,9 @@ class Layout:
             ancestors=ancestors,
         )
         wanted = self.logprobs.rows if self.logprobs else None
-        batch = VerifyBatch(tokens, positions, self._slots, rows, self._sampling, self._commit, self._edits, wanted)
+        batch = VerifyBatch(
+            tokens, positions, self._slots, rows, self._sampling, self._commit, self._edits, masks, wanted
+        )
         return batch, loose.nodes
 
     def tree_y(self, y: Tensor, tree: DraftTree, nodes: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ ROW = (
 TOKEN = 4 + 4 + 4  # bytes of a token's count or bias
 WANTED = 4 + 4 + 4  # bytes of a row whose log-probabilities are wanted
 LOGPROBS = (1 + MAX_LOGPROBS) * (4 + 4) + 4  # bytes of what comes of it
+MASK = 4 + 4  # bytes of a row whose tokens a grammar masks, besides the mask
 
 
 def sequence_pages(config: AppConfig, models: Models) -> int:
@@ -49,6 +50,7 @@ def of_router(config: AppConfig, models: Models) -> Bound:
     sequence = 2 * 4 * pages + nodes * (4 + NODE + 4 * words) + 64
     if config.verifier.device == "cpu":  # to a GPU they travel in the letter
         sequence += TOKEN * (models.max_context + MAX_LOGIT_BIAS)
+        sequence += nodes * (MASK + 4 * -(-models.target.vocab_size // 32))
     limit = f"{_rows(config)}, {words} words of ancestors in each, and {pages} pages a sequence"
     return _bound(step_rows(config)[0] * (ROW + WANTED + 4 * words) + config.scheduler.max_sequences * sequence, limit)
 

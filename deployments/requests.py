@@ -59,6 +59,7 @@ class GenerationRequest:
     every_round: bool = (
         True  # False: one delta at the end. A delta a round costs the machine a few ms; do not ask in vain
     )
+    grammar: str | None = None  # what the answer must be, in llguidance's own form; None: anything
 
 
 @dataclass

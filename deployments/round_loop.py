@@ -19,6 +19,9 @@ from torch import Tensor
 
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
+from ddtree.deployments.errors import GrammarError
+from ddtree.deployments.forced import forced
+from ddtree.deployments.masks import lay_out_masks
 from ddtree.deployments.metrics import Metrics, Totals
 from ddtree.deployments.overlap import Mode, Overlap
 from ddtree.deployments.requests import Delta, TokenLogprobs
@@ -28,7 +31,7 @@ from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
 from ddtree.kernels import DraftTree, share_noise, tree_accept, tree_build
 from ddtree.kernels.tree import Allocate
-from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
+from ddtree.verifier.batch import Logprobs, TokenMasks, VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
 NOISE_SHARE = 0.65  # of the target's noise that candidates are ranked by (docs/experiments.md)
@@ -205,8 +208,8 @@ class RoundLoop:
         trees = [entry for entry in entries if entry.sequence.decoding]
         work = Round(entries, trees, [entry.budget for entry in trees])
         candidates, layout = self._timed(work, "draft", lambda: self._draft(work))
-        tree = self._timed(work, "build", lambda: self._build(work, candidates))
-        batch, nodes = layout.batch(tree)
+        tree, masks = self._timed(work, "build", lambda: self._build(work, layout, candidates))
+        batch, nodes = layout.batch(tree, masks)
         if self._flight:
             self._end_round()
         started = time.perf_counter()
@@ -335,10 +338,14 @@ class RoundLoop:
             logprobs[at], ids[at] = part_logprobs.to(self._device), part_ids.to(self._device)
         return logprobs, ids
 
-    def _build(self, work: Round, candidates: tuple[Tensor, Tensor] | None) -> DraftTree | None:
-        """None where nothing was drafted: every tree is its root."""
-        if candidates is None:
-            return None
+    def _build(
+        self, work: Round, layout: Layout, candidates: tuple[Tensor, Tensor] | None
+    ) -> tuple[DraftTree | None, TokenMasks | None]:
+        """The trees, None where nothing was drafted and every tree is its root, and what grammars allow at their nodes."""
+        tree = None if candidates is None else self._trees(work, forced(candidates, work.trees))
+        return tree, lay_out_masks(work.entries, layout.row_offsets, layout.trees, layout.drawn, tree)
+
+    def _trees(self, work: Round, candidates: tuple[Tensor, Tensor]) -> DraftTree:
         sequences = [entry.sequence for entry in work.trees]
         roots, lengths = [s.tokens[-1] for s in sequences], [s.computed for s in sequences]
         numbers = self._memory.numbers(roots, lengths, work.budgets)
@@ -420,6 +427,13 @@ class RoundLoop:
             self._emit(sequence, error)
             return
         taken, reason = sequence.append(tokens, logprobs)
+        if sequence.grammar:
+            try:
+                sequence.grammar.advance(taken)
+            except GrammarError as error:
+                self._end(sequence)
+                self._emit(sequence, RuntimeError(f"the grammar became too much to follow: {error}"))
+                return
         self.totals.generated_tokens += len(taken)
         self.metrics.delivered(sequence, reason is not None)
         if reason:

@@ -43,6 +43,7 @@ class RouterActor:
         """`verifier` is the Serve handle of the Verifier deployment."""
         import torch
 
+        from ddtree.deployments.grammar import Grammars, tokenizer_of
         from ddtree.deployments.links import Links
         from ddtree.deployments.round_loop import RoundLoop
         from ddtree.deployments.scheduler import Limits, Scheduler
@@ -70,6 +71,8 @@ class RouterActor:
             shared_noise=config.tree.shared_noise,
             overlap=config.scheduler.overlap,
         )
+        target = models.target
+        self._grammars = Grammars(lambda: tokenizer_of(target.model_dir, target.vocab_size, target.eos_token_ids))
         self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -84,7 +87,8 @@ class RouterActor:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Tokens of a request, one delta a round, after an empty one that says that this router has it. Raises what ended
-        it early, and NotReady where there has been no verifier for too long; `cancel` ends it from outside."""
+        it early, GrammarError where its grammar makes no sense, and NotReady where there has been no verifier for too long;
+        `cancel` ends it from outside."""
         from ddtree.deployments.sequence import Sequence
 
         self._refuse_without_verifier()
@@ -92,8 +96,10 @@ class RouterActor:
         outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         self._outboxes[request.request_id] = outbox
         sequence = Sequence(request, time.monotonic())
-        self._inbox.put(lambda: self._admit(sequence))
         try:
+            if request.grammar is not None:
+                sequence.grammar = await asyncio.to_thread(self._grammars.start, request.grammar, sequence.answer)
+            self._inbox.put(lambda: self._admit(sequence))
             yield Delta(())
             while True:
                 delta = await outbox.get()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from ddtree.deployments.grammar import GrammarState
 from ddtree.deployments.requests import GenerationRequest, RequestStats, TokenLogprobs
 
 
@@ -46,13 +47,14 @@ class Sequence:
     cancelled: bool = False
     flying: bool = False  # its rows are in a step whose result is awaited: neither they nor its pages may change
     planned: int = 0  # number of the last step that it was planned for
+    grammar: GrammarState | None = None  # after its answer so far; whoever makes the sequence starts it
     counts: dict[int, int] | None = None  # of its tokens: how often the answer has them; None: no penalty asks
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
         if self.request.sampling.edits and self.request.sampling.edits.penalizes:
             self.counts = dict.fromkeys(self.tokens[: self.answer_begin], 0)
-            self._count(self.tokens[self.answer_begin :])
+            self._count(self.answer)
         self.stats.budget = self.request.budget
 
     @property
@@ -75,6 +77,11 @@ class Sequence:
     def answer_begin(self) -> int:
         """Position of the answer's first token, whichever router has made it."""
         return len(self.request.prompt_ids) - self.request.resumed
+
+    @property
+    def answer(self) -> list[int]:
+        """Its tokens so far, whichever router has made them."""
+        return self.tokens[self.answer_begin :]
 
     @property
     def final(self) -> int:

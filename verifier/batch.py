@@ -65,6 +65,15 @@ class LogitEdits:
 
 
 @dataclass(frozen=True)
+class TokenMasks:
+    """Which tokens may be drawn at R of the wanted rows; at the others all may. Written by the router."""
+
+    row: Tensor  # [R] int32, which of the M wanted rows
+    mask: Tensor  # [R] int32, which of U masks
+    allowed: Tensor  # [U, W] int32 holding uint32 bits, LSB first: bit i of a mask is 1 where token i may be drawn
+
+
+@dataclass(frozen=True)
 class LogprobRows:
     """The rows whose log-probabilities somebody wants: D wanted rows, then P rows of prompts. Written by the router."""
 
@@ -85,6 +94,7 @@ class VerifyBatch:
     sampling: SamplingRows | None  # None: at every row the most probable token
     commit: Commit | None = None
     edits: LogitEdits | None = None  # None: every logit as the model gives it
+    masks: TokenMasks | None = None  # after the edits
     logprobs: LogprobRows | None = None  # None: nobody wants any
 
     def check(self, page_size: int) -> None:

@@ -14,6 +14,7 @@ from ddtree.verifier.batch import LogprobRows, Logprobs, VerifyBatch, VerifyResu
 from ddtree.verifier.edits import edit
 from ddtree.verifier.graphs import LOGITS, GraphedSteps, Output, StepSizes
 from ddtree.verifier.logprobs import joined, logprobs
+from ddtree.verifier.masks import mask
 from ddtree.verifier.model import Model
 from ddtree.verifier.pool import Pool
 from ddtree.verifier.sampling import all_greedy, greedy, sample
@@ -60,7 +61,8 @@ class Steps:
 
     def _draw(self, output: Output, batch: VerifyBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """y [M], the same on the host, and the model's logits [M, V]."""
-        if batch.sampling is batch.edits is None and output.greedy is not None and output.drawn is not None:
+        as_given = batch.sampling is batch.edits is batch.masks is None
+        if as_given and output.greedy is not None and output.drawn is not None:
             return output.greedy, output.drawn, output.logits
         y, logits = self._sampled(output, batch)
         return y, to_host(y), logits
@@ -86,15 +88,21 @@ class Steps:
         return y, logits
 
     def _edited(self, logits: Tensor, batch: VerifyBatch) -> Tensor:
-        """The logits [M, V] after `batch.edits`."""
-        if batch.edits is None:
-            return logits
+        """The logits [M, V] after `batch.edits` and `batch.masks`."""
+        if batch.logprobs is not None and not (batch.edits is batch.masks is None):
+            logits = logits.clone()  # log-probabilities are of the logits before
+        if batch.edits is not None:
+            logits = self._edit(logits, batch)
+        if batch.masks is not None:
+            logits = mask(logits, to_device(batch.masks, self._device), bans=batch.edits is not None)
+        return logits
+
+    def _edit(self, logits: Tensor, batch: VerifyBatch) -> Tensor:
         wanted = None if batch.sampling is None else batch.sampling.row
         needed = (batch.edits, batch.positions, batch.tokens, batch.rows.ancestors, wanted)
         edits, positions, tokens, ancestors, wanted = to_device(needed, self._device)
+        assert edits is not None
         rows = slice(None) if wanted is None else wanted.long()
-        if batch.logprobs is not None:
-            logits = logits.clone()  # these are of the logits before
         return edit(logits, positions[rows] + 1, tokens, ancestors[rows], edits)
 
     def _logprobs(self, wanted: LogprobRows, output: Output, logits: Tensor | None, y: Tensor) -> Logprobs | None:

@@ -11,6 +11,7 @@ from typing import Any
 from ddtree.deployments.api.generation import TextEvent, TextRequest
 from ddtree.deployments.api.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, prompt_logprobs, together
 from ddtree.deployments.api.responses import Answer, Choice, Usage, figures
+from ddtree.deployments.api.tool_calls import ToolCallReader
 from ddtree.deployments.api.types import ChatRequest, GenerationFields
 from ddtree.deployments.requests import TokenLogprobs
 
@@ -29,6 +30,7 @@ class _Delivered:
     """What one choice has sent so far."""
 
     text: list[str] = field(default_factory=list)
+    calls: ToolCallReader | None = None  # reads the text where there are tools on offer
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, list[Any]]] = field(default_factory=list)  # part by part
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -44,7 +46,8 @@ class AnswerWriter:
         self._options = request.ddtree
         self._wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._sequences = sequences
-        self._delivered = [_Delivered() for _ in sequences]
+        reads = isinstance(request, ChatRequest) and bool(request.offered)
+        self._delivered = [_Delivered(calls=ToolCallReader() if reads else None) for _ in sequences]
         self._texts = TokenNames(tokenizer)
         self._names = TokenNames(tokenizer, as_ids=True) if request.return_tokens_as_token_ids else self._texts
         self._top, self._prompt_top = sequences[0].request.logprobs, request.prompt_logprobs
@@ -60,8 +63,12 @@ class AnswerWriter:
         choices = []
         for index, done in enumerate(self._delivered):
             text = "".join(done.text)
-            body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             reason = done.last.finish_reason if done.last else None
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if done.calls:
+                done.calls.push(text, last=True)
+                message, reason = done.calls.message(), done.calls.reason(reason)
+            body: dict[str, Any] = {"message": message} if self._chat else {"text": text}
             choices.append(Choice(index=index, logprobs=together(done.logprobs), finish_reason=reason, **body))
         fields = self._prompt_logprobs(choices)
         return self._json(self._object, choices, finished=range(len(choices)), usage=self._usage(), **fields)
@@ -70,16 +77,23 @@ class AnswerWriter:
         """Yield the chunks of a stream as JSON: at most one per round, before the first the prompt
         where it is echoed, and the usage at the end if asked for."""
         if self._chat:
-            yield self._chunk(0, {"role": "assistant", "content": ""})
+            text = {} if self._delivered[0].calls else {"content": ""}  # of calls alone the content is null
+            yield self._chunk(0, {"role": "assistant"} | text)
         async for event in events:
             for part in self._take(event):
-                if not part.text and part.logprobs is None and part.finish_reason is None:
-                    continue
-                delta = {"content": part.text} if part.text else {}
-                content = delta if self._chat else part.text
-                yield self._chunk(event.index, content, part.finish_reason, part.logprobs)
+                delta, reason = self._delta(event.index, part)
+                if delta or part.logprobs is not None or reason is not None:
+                    content = delta if self._chat else part.text
+                    yield self._chunk(event.index, content, reason, part.logprobs)
         if self._wants_usage:
             yield self._json(self._chunk_object, [], usage=self._usage())
+
+    def _delta(self, index: int, part: _Part) -> tuple[dict[str, Any], str | None]:
+        """What a chat's chunk says of a part, and why the answer ends, if it does."""
+        calls, reason = self._delivered[index].calls, part.finish_reason
+        if calls is None:
+            return {"content": part.text} if part.text else {}, reason
+        return calls.push(part.text, last=reason is not None).delta(), calls.reason(reason)
 
     def _chunk(self, index: int, content: Any, reason: str | None = None, logprobs: Any = None) -> str:
         body = {"delta" if self._chat else "text": content}

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from ddtree.deployments.errors import NotReady
+from ddtree.deployments.errors import GrammarError, NotReady
 from ddtree.deployments.scheduler import QueueFull
 
 RETRY_AFTER_S = {429: "1", 503: "5"}  # a queue moves on sooner than a process starts
@@ -47,11 +47,14 @@ class BadRequest(ApiError):
 
 
 def from_engine(error: Exception) -> ApiError:
-    """Return the answer for an exception of the engine: 429 when it is full, 503 while it is not ready, else 500."""
+    """Return the answer for an exception of the engine: 400 for its grammar, 429 when it is full, 503 while it is not
+    ready, else 500."""
     cause = getattr(error, "cause", None)  # where Ray keeps the exception of the actor
     error = cause if isinstance(cause, Exception) else error
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, GrammarError):
+        return BadRequest(f"The answer's grammar cannot be followed: {error}")
     if isinstance(error, QueueFull):
         return ApiError(429, f"The server is full: {error}.", code="queue_full")
     if isinstance(error, NotReady):

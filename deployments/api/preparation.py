@@ -13,6 +13,8 @@ from typing import Any
 
 from ddtree.deployments.api.errors import ApiError, BadRequest
 from ddtree.deployments.api.generation import TextRequest
+from ddtree.deployments.api.tool_prompt import as_text, knows_tools, signatures
+from ddtree.deployments.api.tools import OPEN
 from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields
 from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
 
@@ -60,8 +62,11 @@ class Preparation:
         if not getattr(self.tokenizer, "chat_template", None):
             raise BadRequest("This model has no chat template: use /v1/completions.", "messages")
         messages = [message.for_template() for message in request.messages]
+        tools: list[dict[str, Any]] | None = signatures(request.offered) or None
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            if not knows_tools(self.tokenizer.get_chat_template(tools=tools)):
+                messages, tools = as_text(messages, request.offered), None
+            text = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates refuse conversations (say, two user turns in a row) in their own way
             raise BadRequest(f"The model's chat template refuses these messages: {error}.", "messages") from None
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -136,6 +141,7 @@ class Preparation:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             every_round=request.stream or bool(request.stops),
+            grammar=self._grammar(request),
         )
         return TextRequest(index, generation, request.stops)
 
@@ -161,6 +167,27 @@ class Preparation:
             min_tokens=request.min_tokens or 0,
         )
         return None if edits == EditParams() else edits
+
+    def _grammar(self, request: GenerationFields) -> str | None:
+        constraint = request.constraint()
+        param, grammar = constraint or ("", None)
+        if isinstance(request, ChatRequest) and request.offered:
+            if constraint:
+                raise BadRequest(f"'{param}' constrains the answer, and so do 'tools': send one of them.", param)
+            if OPEN in self.tokenizer.all_special_tokens:
+                raise BadRequest(
+                    f"This model has {OPEN} as a special token, which is not text: tools do not work.", "tools"
+                )
+            param, grammar = "tools", request.calls_grammar()
+        if grammar is None:
+            return None
+        if not self.settings.eos_token_ids:
+            raise BadRequest(f"This model has no end-of-sequence token, which '{param}' needs.", param)
+        if not self.tokenizer.is_fast:
+            raise BadRequest(
+                f"This model's tokenizer is none of the library 'tokenizers', which '{param}' needs.", param
+            )
+        return grammar
 
     def _budget(self, request: GenerationFields) -> int:
         asked = request.ddtree.budget if request.ddtree else None

@@ -10,9 +10,12 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from ddtree.deployments.api.constraints import ConstraintFields
 from ddtree.deployments.api.errors import BadRequest
+from ddtree.deployments.api.strict import Strict
+from ddtree.deployments.api.tools import ToolFields
 from ddtree.deployments.requests import MAX_LOGIT_BIAS, MAX_LOGPROBS
 
 MAX_STOP = 16
@@ -30,21 +33,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("continue_final_message", "include_obfuscation", "continuous_usage_stats"), (None, False)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
-    **dict.fromkeys(("allowed_token_ids", "truncate_prompt_tokens", "structured_outputs"), (None,)),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"), (None,)),
+    **dict.fromkeys(("allowed_token_ids", "truncate_prompt_tokens", "chat_template"), (None,)),
     **dict.fromkeys(("reasoning_effort", "prediction", "audio", "verbosity", "web_search_options"), (None,)),
     **dict.fromkeys(("prompt_cache_key", "safety_identifier", "prompt_embeds", "cache_salt"), (None,)),
     **dict.fromkeys(("priority", "top_logprobs"), (None, 0)),
     "suffix": (None, ""),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),  # about tools, and there are none
+    "parallel_tool_calls": (None, True, False),  # of a completion, which has no tools
 }
 # What clients send back with an assistant's message that they received.
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("name", "refusal", "audio", "function_call", "reasoning_content", "tool_call_id"), (None,)),
-    **dict.fromkeys(("tool_calls", "annotations"), (None, [])),
+    **dict.fromkeys(("name", "refusal", "audio", "function_call", "reasoning_content"), (None,)),
+    "annotations": (None, []),
 }
 
 
@@ -61,11 +62,7 @@ def _drop_neutral(data: Any, fields: dict[str, Any], neutral: dict[str, tuple[An
     return {name: value for name, value in data.items() if name in fields or name not in neutral}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _Neutral(_Strict):
+class _Neutral(Strict):
     @model_validator(mode="before")
     @classmethod
     def _neutral(cls, data: Any) -> Any:
@@ -76,7 +73,7 @@ class StreamOptions(_Neutral):
     include_usage: bool = False
 
 
-class DDTreeOptions(_Strict):
+class DDTreeOptions(Strict):
     """Our extension: how much to speculate, and whether to return the token ids."""
 
     budget: int | None = Field(None, ge=0)  # draft nodes per round; 0 is plain decoding; None is the server's default
@@ -84,7 +81,7 @@ class DDTreeOptions(_Strict):
     prefix_cache: bool = True  # use KV rows that other requests left; false computes the whole prompt (measurements)
 
 
-class GenerationFields(_Neutral):
+class GenerationFields(_Neutral, ConstraintFields):
     """What /v1/completions and /v1/chat/completions share. A field that is null is a field left out."""
 
     model: str | None = None
@@ -173,14 +170,43 @@ class CompletionRequest(GenerationFields):
         return list(self.prompt)
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+class CalledFunction(Strict):
+    name: str
+    arguments: str  # a JSON object
+
+    @field_validator("arguments")
+    @classmethod
+    def _object(cls, arguments: str) -> str:
+        try:
+            found = json.loads(arguments)
+        except ValueError as error:
+            raise ValueError(f"are not valid JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError("must be a JSON object, written as a string")
+        return arguments
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None  # null where an assistant only calls tools
+    tool_calls: list[ToolCall] | None = None  # an assistant's
+    tool_call_id: str | None = None  # a tool's: which call it answers
 
     @model_validator(mode="before")
     @classmethod
@@ -190,20 +216,36 @@ class Message(_Strict):
     @field_validator("content", mode="before")
     @classmethod
     def _content(cls, content: Any) -> Any:
-        if not isinstance(content, str | list):
+        if not isinstance(content, str | list | None):
             raise ValueError("must be a string or a list of text parts")
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, dict) or part.get("type") != "text":
                 raise ValueError('has a part that is not {"type": "text", "text": ...}; only text is supported')
         return content
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _of_its_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("belong to a message of the assistant", "tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("comes with the role tool, and only with it", "tool_call_id")
+        if self.content is None and not self.tool_calls:
+            why = "must be a string or a list of text parts" if "content" in self.model_fields_set else "is required"
+            raise ValueError(why, "content")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it; `developer` is OpenAI's newer name for `system`."""
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)

@@ -8,9 +8,11 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
+from llguidance import LLTokenizer, TokenizerWrapper
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ddtree.deployments.grammar import Grammars
 from ddtree.deployments.overlap import Mode
 from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
 from ddtree.deployments.round_loop import PeerLost, RoundLoop
@@ -29,6 +31,31 @@ VOCABULARY = 61
 HORIZON = 5
 TOP_K = 4
 FEATURE_LAYERS = (0, 1)
+
+
+class Letters:
+    """A vocabulary for grammars, in the form that llguidance takes. Ids that no text has are as padded embeddings leave them."""
+
+    _pieces = (*'0123456789abcdef{}[]":, -trulsn', "ab", '"a', '": ', "tr", "ue", "12", "}}", "true", '{"')
+    tokens = tuple(piece.encode() for piece in dict.fromkeys(_pieces))
+    eos_token_id, bos_token_id = len(tokens), None
+    special_token_ids = (eos_token_id,)
+    tokens = (*tokens, b"<end>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The longest piece first, as llguidance asks where a grammar leaves no choice of letters."""
+        ids = []
+        while text:
+            ids.append(max((t for t, piece in enumerate(self.tokens) if text.startswith(piece)), key=self._length))
+            text = text[len(self.tokens[ids[-1]]) :]
+        return ids
+
+    def _length(self, token: int) -> int:
+        return len(self.tokens[token])
+
+
+EOS = Letters.eos_token_id
+GRAMMARS = Grammars(lambda: LLTokenizer(TokenizerWrapper(Letters()), n_vocab=VOCABULARY, eos_token=[EOS]))
 
 
 def make_target(folder: Path, hidden_size: int = 32) -> Path:
@@ -148,6 +175,8 @@ class Engine:
 
     def add(self, request: GenerationRequest) -> Sequence:
         sequence = Sequence(request, 0.0)
+        if request.grammar is not None:
+            sequence.grammar = GRAMMARS.start(request.grammar, sequence.answer)
         self.scheduler.add(sequence)
         return sequence
 

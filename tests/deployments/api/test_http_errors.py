@@ -85,10 +85,10 @@ def test_bad_completions(server: str, fields: dict[str, Any], param: str, word: 
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content"),
-        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": [USER], "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
-        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ],
 )
 def test_bad_chats(server: str, fields: dict[str, Any], param: str) -> None:
