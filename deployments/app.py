@@ -7,6 +7,7 @@ from typing import Any
 from ray.serve import Application
 
 from ddtree.deployments import models
+from ddtree.deployments.api.checks import check
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.drafter_deployment import Drafter
 from ddtree.deployments.ingress import Ingress
@@ -17,6 +18,7 @@ from ddtree.deployments.verifier_deployment import Verifier, placement
 def build_app(args: dict[str, Any]) -> Application:
     """Application builder for Serve. `args` is an AppConfig as a mapping. Raises ConfigError before anything loads."""
     config = AppConfig.parse(args, "args")
+    check(config.api)
     found = models.find(config)
     verifier = bind(Verifier, config, found, **placement(config))
     router = bind(Router, config, found, verifier, **routing(config))

@@ -164,12 +164,32 @@ class ApiConfig(Section):
     """The HTTP edge."""
 
     max_body_bytes: int = Field(4 << 20, ge=1024)
+    keys_file: str | None = Field(
+        None,
+        description="File with the API keys that may ask, a line each, on every node with an ingress; read when one starts. "
+        "Not the keys themselves: Serve stores and shows the configuration.",
+    )
     default_max_tokens: int = Field(
         16, ge=1, description="max_tokens of a completion that names none, as OpenAI has it."
+    )
+    per_request_spec_decode_metrics: Literal["none", "summary"] = Field(
+        "none",
+        description="summary: answers have `metrics.speculative_decoding`, as vLLM gives it with the option of this name. The "
+        "`ddtree` object, which a request asks for, says more.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="Where spans of requests are posted with OTLP over HTTP, such as http://localhost:4318/v1/traces. Needs the "
+        "extra `otel`.",
     )
     request_log: bool = Field(
         False, description="Write a line of JSON for every finished request to the ingress's stdout."
     )
+    request_timeout_s: float | None = Field(
+        None, gt=0, description="A request that is not answered to its end by then is ended with 408. Off by default."
+    )
+    max_choices: int = Field(128, ge=1, description="Answers that one request may ask for: prompts × n.")
     resubmit_s: float = Field(
         600, gt=0, description="So long a request waits for a router: for its first, and for another when it died."
     )

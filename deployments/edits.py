@@ -50,7 +50,7 @@ def _active(sequence: Sequence) -> EditParams | None:
 
 
 def _banned(sequence: Sequence, edits: EditParams) -> _Values:
-    tokens = set(sequence.request.stop_token_ids)
+    tokens = {*sequence.request.stop_token_ids, *edits.ignored_stops}
     return tokens, [_first_free(sequence, edits)] * len(tokens)
 
 

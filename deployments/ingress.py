@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.api.app import ApiSettings, create_app
+from ddtree.deployments.api.keys import read_keys
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.errors import ConfigError
 from ddtree.deployments.models import Models
@@ -45,8 +46,13 @@ class Ingress:
             default_budget=config.tree.budget if models.drafter else 0,
             max_budget=config.tree.max_budget if models.drafter else 0,
             max_body_bytes=config.api.max_body_bytes,
+            max_choices=config.api.max_choices,
             default_max_tokens=config.api.default_max_tokens,
+            metrics_horizon=models.horizon if config.api.per_request_spec_decode_metrics == "summary" else None,
+            otlp_endpoint=config.api.otlp_endpoint,
+            request_timeout_s=config.api.request_timeout_s,
             request_log=config.api.request_log,
+            keys=read_keys(config.api.keys_file) if config.api.keys_file else (),
         )
 
     def __serve_build_asgi_app__(self) -> Any:

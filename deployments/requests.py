@@ -18,6 +18,7 @@ class EditParams:
     repetition_penalty: float = 1.0  # 1 is off
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, none of them twice, and what is added
     min_tokens: int = 0  # no stop token before so many
+    ignored_stops: tuple[int, ...] = ()  # nor any of these, although they stop nothing: EOS with `ignore_eos`
 
     @property
     def penalizes(self) -> bool:

@@ -3,14 +3,14 @@
 Decoding sequences go first, each with its tree; what is left of the row budget goes to prompts in order of arrival. Pages
 are taken as rows need them; when none is free the sequence that came last gives up its own and is computed again later
 (preemption by recompute), so that the oldest always gets on. A sequence that joins takes over the pages that others left
-for the tokens it begins with (prefix cache), and leaves its own.
+for the tokens it begins with (prefix cache), and leaves its own. It joins when nobody is about to compute such pages: of many
+that begin alike and come together, the choices of one request above all, one computes and the others wait for it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from ddtree.deployments.sequence import Sequence
 from ddtree.verifier.pages import OutOfPages, PageAllocator, page_keys
@@ -48,7 +48,7 @@ class Scheduler:
         self.pages = pages
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of arrival
+        self.running: list[Sequence] = []  # in the order they joined
         self.preemptions = 0  # since start
         self._steps = 0  # planned since start
 
@@ -101,8 +101,41 @@ class Scheduler:
 
     def next_up(self) -> list[Sequence]:
         """Who takes part in the next step, as far as pages allow: those running, and those waiting that will join them."""
-        room = max(0, self.limits.max_sequences - len(self.running))
-        return [*self.running, *islice(self.waiting, room)]
+        return [*self.running, *self._joining()]
+
+    def _joining(self) -> list[Sequence]:
+        """Those waiting that join now: in order of arrival, but for those that wait for somebody's pages."""
+        joining: list[Sequence] = []
+        room = self.limits.max_sequences - len(self.running)
+        if room <= 0 or not self.waiting:
+            return joining
+        coming = {key for s in self.running if not s.decoding for key in self._unkept(s)}
+        for sequence in self.waiting:
+            if self._waits_for(sequence, coming):
+                continue
+            joining.append(sequence)
+            if len(joining) == room:
+                break
+            coming.update(self._unkept(sequence))
+        return joining
+
+    def _unkept(self, sequence: Sequence) -> list[bytes]:
+        """Its pages that nobody has computed yet."""
+        return [key for key in sequence.keys[sequence.kept :] if not self.pages.keeps(key)]
+
+    def _waits_for(self, sequence: Sequence, coming: set[bytes]) -> bool:
+        """Whether pages that are `coming` would save it prompt rows. Those in its drafter's window are computed anyway."""
+        if not self._looks_up(sequence):
+            return False
+        if sequence.awaited not in coming:
+            sequence.keys = page_keys(sequence.tokens, self.pages.page_size, sequence.keys)
+            window = self.limits.rebuild_window if sequence.request.budget else 0
+            useful = sequence.keys[: max(0, sequence.shareable - window) // self.pages.page_size]
+            sequence.awaited = next((key for key in reversed(useful) if key in coming), None)
+        return sequence.awaited is not None
+
+    def _looks_up(self, sequence: Sequence) -> bool:
+        return self.limits.prefix_cache and sequence.request.prefix_cache and not sequence.pages
 
     def _window_start(self, sequence: Sequence) -> int:
         return min(sequence.computed, max(0, len(sequence.tokens) - 1 - self.limits.rebuild_window))
@@ -112,9 +145,10 @@ class Scheduler:
         `most`, so many at most: those that had to wait longest of those that there are pages for."""
         for sequence in self.running:
             self._keep(sequence)
-        while self.waiting and len(self.running) < self.limits.max_sequences:
-            self.running.append(self.waiting.popleft())
-            self._take_prefix(self.running[-1])
+        for sequence in self._joining():
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            self._take_prefix(sequence)
         self._steps += 1
         rows_left = self.limits.prefill_rows
         entries: list[Entry] = []
@@ -174,7 +208,7 @@ class Scheduler:
     def _take_prefix(self, sequence: Sequence) -> None:
         """Give a sequence that has nothing computed the kept pages of its first tokens. Its last token is always computed,
         and so are as many before it as a drafter wants for its context, and what log-probabilities are still to come of."""
-        if not (self.limits.prefix_cache and sequence.request.prefix_cache) or sequence.pages:
+        if not self._looks_up(sequence):
             return
         sequence.keys = page_keys(sequence.tokens, self.pages.page_size, sequence.keys)
         usable = sequence.shareable // self.pages.page_size

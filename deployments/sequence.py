@@ -32,6 +32,7 @@ class Sequence:
     )
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of its full pages, as far as they were needed
+    awaited: bytes | None = None  # the last page that it wants of those that another sequence is about to compute
     kept: int = 0  # so many of its pages are complete and offered to others
     drafter: str | None = None  # who holds its context
     context: int = 0  # positions below this are in the drafter's context, or with `features` on their way

@@ -70,6 +70,10 @@ class PageAllocator:
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key], self._key_of[page] = page, key
 
+    def keeps(self, key: bytes) -> bool:
+        """Whether `share` would find this page."""
+        return key in self._page_of
+
     def share(self, keys: Iterable[bytes]) -> list[int]:
         """The kept pages of the longest run of `keys` from the first on, each with one more holder."""
         shared = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddtree.deployments.api.generation import TextEvent, TextRequest
 from ddtree.deployments.api.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, prompt_logprobs, together
-from ddtree.deployments.api.responses import Answer, Choice, Usage, figures
+from ddtree.deployments.api.responses import Answer, Choice, RequestMetrics, SpeculativeDecoding, Usage, figures
 from ddtree.deployments.api.tool_calls import ToolCallReader
 from ddtree.deployments.api.types import ChatRequest, GenerationFields
 from ddtree.deployments.requests import TokenLogprobs
@@ -41,10 +41,22 @@ class _Delivered:
 class AnswerWriter:
     """Writes the answer of one request."""
 
-    def __init__(self, request: GenerationFields, model: str, sequences: Sequence[TextRequest], tokenizer: Any) -> None:
+    def __init__(
+        self,
+        request: GenerationFields,
+        model: str,
+        sequences: Sequence[TextRequest],
+        tokenizer: Any,
+        metrics_horizon: int | None = None,
+    ) -> None:
+        """`metrics_horizon`: deepest node of a tree, where an answer is to have vLLM's figures of speculation."""
+        self._metrics_horizon = metrics_horizon
         self._chat = isinstance(request, ChatRequest)
         self._options = request.ddtree
-        self._wants_usage = bool(request.stream_options and request.stream_options.include_usage)
+        options = request.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._wants_usage_so_far = bool(options and options.include_usage and options.continuous_usage_stats)
+        self._choices = request.choices
         self._sequences = sequences
         reads = isinstance(request, ChatRequest) and bool(request.offered)
         self._delivered = [_Delivered(calls=ToolCallReader() if reads else None) for _ in sequences]
@@ -70,15 +82,16 @@ class AnswerWriter:
                 message, reason = done.calls.message(), done.calls.reason(reason)
             body: dict[str, Any] = {"message": message} if self._chat else {"text": text}
             choices.append(Choice(index=index, logprobs=together(done.logprobs), finish_reason=reason, **body))
-        fields = self._prompt_logprobs(choices)
-        return self._json(self._object, choices, finished=range(len(choices)), usage=self._usage(), **fields)
+        ends = {"usage": self._usage(), **self._metrics(), **self._prompt_logprobs(choices)}
+        return self._json(self._object, choices, finished=range(len(choices)), **ends)
 
     async def chunks(self, events: AsyncIterator[TextEvent]) -> AsyncGenerator[str, None]:
         """Yield the chunks of a stream as JSON: at most one per round, before the first the prompt
         where it is echoed, and the usage at the end if asked for."""
         if self._chat:
             text = {} if self._delivered[0].calls else {"content": ""}  # of calls alone the content is null
-            yield self._chunk(0, {"role": "assistant"} | text)
+            for sequence in self._sequences:
+                yield self._chunk(sequence.index, {"role": "assistant"} | text)
         async for event in events:
             for part in self._take(event):
                 delta, reason = self._delta(event.index, part)
@@ -86,7 +99,7 @@ class AnswerWriter:
                     content = delta if self._chat else part.text
                     yield self._chunk(event.index, content, reason, part.logprobs)
         if self._wants_usage:
-            yield self._json(self._chunk_object, [], usage=self._usage())
+            yield self._json(self._chunk_object, [], usage=self._usage(), **self._metrics())
 
     def _delta(self, index: int, part: _Part) -> tuple[dict[str, Any], str | None]:
         """What a chat's chunk says of a part, and why the answer ends, if it does."""
@@ -98,7 +111,9 @@ class AnswerWriter:
     def _chunk(self, index: int, content: Any, reason: str | None = None, logprobs: Any = None) -> str:
         body = {"delta" if self._chat else "text": content}
         choice = Choice(index=index, logprobs=logprobs, finish_reason=reason, **body)
-        usage = {"usage": None} if self._wants_usage else {}
+        usage: dict[str, Any] = {"usage": None} if self._wants_usage else {}
+        if self._wants_usage_so_far:
+            usage = {"usage": self._usage_of([index])}
         return self._json(self._chunk_object, [choice], finished=[index] if reason else [], **usage)
 
     def _json(self, kind: str, choices: list[Choice], finished: Sequence[int] = (), **fields: Any) -> str:
@@ -157,10 +172,23 @@ class AnswerWriter:
         return {}
 
     def _usage(self) -> Usage:
-        prompt = sum(len(sequence.request.prompt_ids) for sequence in self._sequences)
-        stats = [done.last.stats for done in self._delivered if done.last and done.last.stats]
-        cached = sum(s.cached_tokens for s in stats)
-        return Usage.of(prompt, sum(len(done.token_ids) for done in self._delivered), cached)
+        return self._usage_of(range(len(self._sequences)))
+
+    def _usage_of(self, indices: Sequence[int]) -> Usage:
+        """Usage of these choices so far. A prompt counts once, however many of them it has."""
+        first = {i // self._choices: i for i in reversed(indices)}.values()  # of each prompt
+        prompt = sum(len(self._sequences[i].request.prompt_ids) for i in first)
+        latest = [self._delivered[i].last for i in first]
+        cached = sum(event.stats.cached_tokens for event in latest if event and event.stats)
+        return Usage.of(prompt, sum(len(self._delivered[i].token_ids) for i in indices), cached)
+
+    def _metrics(self) -> dict[str, Any]:
+        """Return vLLM's figures, which it gives for one sequence only, and in a stream with the usage."""
+        last = self._delivered[0].last if len(self._delivered) == 1 else None
+        if self._metrics_horizon is None or last is None or last.stats is None or not last.stats.budget:
+            return {}
+        found = SpeculativeDecoding.of(last.stats, self._metrics_horizon)
+        return {"metrics": RequestMetrics(speculative_decoding=found)}
 
     def _figures(self, index: int) -> dict[str, Any]:
         done = self._delivered[index]

@@ -17,23 +17,38 @@ import logging
 import platform
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from ddtree.deployments.api.answers import AnswerWriter
 from ddtree.deployments.api.body import read_json
+from ddtree.deployments.api.deadline import within
 from ddtree.deployments.api.errors import ApiError, from_engine
 from ddtree.deployments.api.generation import EngineClient, TextEvent, TextRequest, generate_all
+from ddtree.deployments.api.keys import RequireKey
 from ddtree.deployments.api.metrics import render
+from ddtree.deployments.api.openapi import ERRORS, WRITES_ANSWERS, WRITES_METRICS, DescribedAPI, reads
 from ddtree.deployments.api.preparation import ApiSettings, Preparation
 from ddtree.deployments.api.request_log import logged
+from ddtree.deployments.api.responses import Text, Tokens
 from ddtree.deployments.api.sse import ClientGone, EventStream, while_connected
-from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields, parse
+from ddtree.deployments.api.types import (
+    ChatRequest,
+    CompletionRequest,
+    Detokenize,
+    GenerationFields,
+    TokenizeChat,
+    TokenizeText,
+    parse,
+)
+
+if TYPE_CHECKING:
+    from ddtree.deployments.api.tracing import Tracing
 
 __all__ = ["ApiSettings", "create_app"]
 
@@ -49,8 +64,18 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         engine: generates token ids; an exception of `generate` becomes a 500 with its reason, NotReady a 503.
         tokenizer: a Hugging Face tokenizer; its chat template is the model's.
     """
-    app = FastAPI(title="ddtree-serve", version=version("ddtree-serve"))
+    tracing = _tracing(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        if tracing:
+            await asyncio.to_thread(tracing.close)
+
+    app = DescribedAPI(title="ddtree-serve", version=version("ddtree-serve"), lifespan=lifespan, responses=ERRORS)
     _answer_errors(app)
+    if settings.keys:
+        app.add_middleware(RequireKey, digests=settings.keys)
     prepare = Preparation(settings, tokenizer)
     started = int(time.time())
 
@@ -60,8 +85,12 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         sequences: list[TextRequest] = await asyncio.to_thread(sequences_of, fields)  # long prompts take a while
         if name := request.headers.get("x-request-id"):
             sequences = [sequence.named(name) for sequence in sequences]
-        writer = AnswerWriter(fields, settings.model, sequences, tokenizer)
+        writer = AnswerWriter(fields, settings.model, sequences, tokenizer, settings.metrics_horizon)
         events = generate_all(engine, sequences, tokenizer)
+        if settings.request_timeout_s is not None:
+            events = within(events, settings.request_timeout_s)
+        if tracing:
+            events = tracing.traced(events, sequences, request.headers)
         if settings.request_log:
             events = logged(events, sequences)
         try:
@@ -76,13 +105,27 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         except Exception as error:
             raise _failed(error, sequences[0].request.request_id) from error
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", openapi_extra=reads(CompletionRequest), responses=WRITES_ANSWERS)
     async def completions(request: Request) -> Response:
         return await serve(request, CompletionRequest, prepare.completion)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=reads(ChatRequest), responses=WRITES_ANSWERS)
     async def chat_completions(request: Request) -> Response:
         return await serve(request, ChatRequest, prepare.chat)
+
+    @app.post("/tokenize", openapi_extra=reads(TokenizeText, TokenizeChat))
+    async def tokenize(request: Request) -> Tokens:
+        body = await read_json(request, settings.max_body_bytes)
+        fields: TokenizeChat | TokenizeText
+        fields = parse(TokenizeChat, body) if "messages" in body else parse(TokenizeText, body)
+        prepare.check_model(fields.model)
+        return await asyncio.to_thread(prepare.tokenize, fields)
+
+    @app.post("/detokenize", openapi_extra=reads(Detokenize))
+    async def detokenize(request: Request) -> Text:
+        fields = parse(Detokenize, await read_json(request, settings.max_body_bytes))
+        prepare.check_model(fields.model)
+        return await asyncio.to_thread(prepare.detokenize, fields)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -100,7 +143,7 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         except Exception as error:
             raise ApiError(503, f"The engine is not healthy: {error}", code="unhealthy") from error
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=WRITES_METRICS, response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         try:
             pods = await engine.metrics()
@@ -128,6 +171,14 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         }
 
     return app
+
+
+def _tracing(settings: ApiSettings) -> Tracing | None:
+    if settings.otlp_endpoint is None:
+        return None
+    from ddtree.deployments.api.tracing import Tracing  # its libraries are an extra
+
+    return Tracing(settings.otlp_endpoint, settings.model)
 
 
 async def _sse(
@@ -163,7 +214,9 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(error.status_code, f"{error.detail}.").response()
+        response = ApiError(error.status_code, f"{error.detail}.").response()
+        response.headers.update(error.headers or {})  # with 405: the methods that there are
+        return response
 
     @app.exception_handler(ClientGone)
     async def client_gone(_: Request, __: ClientGone) -> Response:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from ddtree.deployments.errors import GrammarError, NotReady
 from ddtree.deployments.scheduler import QueueFull
 
-RETRY_AFTER_S = {429: "1", 503: "5"}  # a queue moves on sooner than a process starts
+HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},  # a queue moves on sooner than a process starts
+}
 TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
@@ -20,6 +26,17 @@ TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: str
+    param: str | None  # which field
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetails
 
 
 class ApiError(Exception):
@@ -35,8 +52,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        retry = {"Retry-After": RETRY_AFTER_S[self.status]} if self.status in RETRY_AFTER_S else None
-        return JSONResponse(self.body(), self.status, retry)
+        return JSONResponse(self.body(), self.status, HEADERS.get(self.status))
 
 
 class BadRequest(ApiError):

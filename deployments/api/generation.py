@@ -43,6 +43,8 @@ class TextRequest:
     stop: tuple[str, ...] = ()
     echo: str | None = None  # the prompt's text, where the answer begins with it
     prompt_only: bool = False  # deliver none of what is generated, which is a single token
+    include_stop: bool = False  # what stops the text is part of it
+    skip_special: bool = True  # special tokens are no text
 
     def named(self, name: str) -> TextRequest:
         """The same, with the client's name for the request at the head of its id: NAME/INDEX/ID. Names may repeat."""
@@ -73,7 +75,13 @@ async def generate_text(
     """
     index, request = sequence.index, sequence.request
     edits = request.sampling.edits
-    stream = TextStream(decoder, sequence.stop, edits.min_tokens if edits else 0)
+    stream = TextStream(
+        decoder,
+        sequence.stop,
+        edits.min_tokens if edits else 0,
+        include_stop=sequence.include_stop,
+        skip_special=sequence.skip_special,
+    )
     stats: RequestStats | None = None
     async with aclosing(cast(AsyncGenerator[Delta, None], engine.generate(request))) as deltas:
         async for delta in deltas:
@@ -84,7 +92,8 @@ async def generate_text(
                     yield TextEvent(index, "", (), "length", stats, prompt_logprobs=of_prompt)
                     return
                 continue
-            if delta.finish_reason == "stop" and ids and ids[-1] in request.stop_token_ids:
+            stopped = delta.finish_reason == "stop" and ids and ids[-1] in request.stop_token_ids
+            if stopped and not sequence.include_stop:
                 spoken = ids[:-1]  # a token like any other in usage, but not text
             out = stream.push(spoken)
             if out.stopped:

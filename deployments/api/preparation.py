@@ -5,17 +5,28 @@ Knows the model's limits and its tokenizer. Knows no HTTP and does not generate.
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ddtree.deployments.api.errors import ApiError, BadRequest
 from ddtree.deployments.api.generation import TextRequest
+from ddtree.deployments.api.responses import Text, Tokens
 from ddtree.deployments.api.tool_prompt import as_text, knows_tools, signatures
-from ddtree.deployments.api.tools import OPEN
-from ddtree.deployments.api.types import ChatRequest, CompletionRequest, GenerationFields
+from ddtree.deployments.api.tools import OPEN, Tool
+from ddtree.deployments.api.types import (
+    INT64,
+    ChatRequest,
+    CompletionRequest,
+    Conversation,
+    Detokenize,
+    GenerationFields,
+    TokenizeChat,
+    TokenizeText,
+)
 from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
 
 
@@ -30,10 +41,14 @@ class ApiSettings:
     default_budget: int  # may change while requests are served
     max_budget: int
     max_body_bytes: int = 4 << 20
-    max_prompts: int = 128  # sequences that one request may start
+    max_choices: int = 128  # sequences that one request may start: prompts × n
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI has it; a chat gets the rest of the context
     default_temperature: float = 1.0  # as OpenAI has it
+    request_timeout_s: float | None = None  # from the request's arrival to its last token; None: no limit
+    metrics_horizon: int | None = None  # deepest node of a tree, where answers have vLLM's figures of speculation
+    otlp_endpoint: str | None = None  # where spans of requests are posted
     request_log: bool = False  # a line of JSON for every finished request
+    keys: tuple[bytes, ...] = ()  # digests of the API keys; none: anybody may ask
 
 
 @dataclass(frozen=True)
@@ -44,36 +59,67 @@ class Preparation:
     tokenizer: Any  # a Hugging Face tokenizer
 
     def completion(self, request: CompletionRequest) -> list[TextRequest]:
-        """Return one sequence per prompt."""
-        if len(request.prompts) > self.settings.max_prompts:
-            raise BadRequest(f"'prompt' lists more than {self.settings.max_prompts} prompts.", "prompt")
-        prompts = [self._ids(prompt) for prompt in request.prompts]
+        """Return `n` sequences per prompt."""
+        self._check_count(len(request.prompts), request.choices)
+        prompts = [self._ids(prompt, request.add_special_tokens is not False) for prompt in request.prompts]
         limit = request.max_tokens
         default = self.settings.default_max_tokens
-        sequences = [self._sequence(i, ids, request, limit, "max_tokens", default) for i, ids in enumerate(prompts)]
-        if not request.echo:
-            return sequences
-        texts = [prompt if isinstance(prompt, str) else self._text(prompt) for prompt in request.prompts]
-        pairs = zip(sequences, texts, strict=True)
-        return [replace(sequence, echo=text, prompt_only=limit == 0) for sequence, text in pairs]
+        firsts = [self._sequence(ids, request, limit, "max_tokens", default) for ids in prompts]
+        if request.echo:
+            texts = [prompt if isinstance(prompt, str) else self._text(prompt) for prompt in request.prompts]
+            pairs = zip(firsts, texts, strict=True)
+            firsts = [replace(first, echo=text, prompt_only=limit == 0) for first, text in pairs]
+        return _all_choices(firsts, request)
 
     def chat(self, request: ChatRequest) -> list[TextRequest]:
-        """Return the one sequence of a conversation, rendered by the model's chat template."""
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise BadRequest("This model has no chat template: use /v1/completions.", "messages")
-        messages = [message.for_template() for message in request.messages]
-        tools: list[dict[str, Any]] | None = signatures(request.offered) or None
-        try:
-            if not knows_tools(self.tokenizer.get_chat_template(tools=tools)):
-                messages, tools = as_text(messages, request.offered), None
-            text = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates refuse conversations (say, two user turns in a row) in their own way
-            raise BadRequest(f"The model's chat template refuses these messages: {error}.", "messages") from None
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Return the `n` sequences of a conversation, rendered by the model's chat template."""
+        self._check_count(1, request.choices)
+        ids = self._encode(self._render(request, request.offered), bool(request.add_special_tokens))
         limit, param = request.max_tokens, "max_tokens"
         if request.max_completion_tokens is not None:
             limit, param = request.max_completion_tokens, "max_completion_tokens"
-        return [self._sequence(0, ids, request, limit, param, self.settings.context_length)]
+        first = self._sequence(ids, request, limit, param, self.settings.context_length)
+        return _all_choices([first], request)
+
+    def tokenize(self, request: TokenizeText | TokenizeChat) -> Tokens:
+        """Return the tokens of a prompt or a conversation."""
+        text = self._render(request) if isinstance(request, TokenizeChat) else request.prompt
+        ids = self._encode(text, request.add_special_tokens)
+        shown = self.tokenizer.convert_ids_to_tokens(ids) if request.return_token_strs else None
+        return Tokens(count=len(ids), max_model_len=self.settings.context_length, tokens=ids, token_strs=shown)
+
+    def detokenize(self, request: Detokenize) -> Text:
+        """Return the text of tokens, special ones included."""
+        self._check_ids(request.tokens, "tokens")
+        return Text(prompt=self.tokenizer.decode(request.tokens, clean_up_tokenization_spaces=False))
+
+    def _render(self, request: Conversation, offered: Sequence[Tool] = ()) -> str:
+        """Return what the model's chat template makes of a conversation with these tools on offer."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise BadRequest("This model has no chat template: use /v1/completions.", "messages")
+        own = request.chat_template_kwargs or {}
+        if taken := own.keys() & inspect.signature(self.tokenizer.apply_chat_template).parameters.keys():
+            raise BadRequest(f"'chat_template_kwargs' may not set '{min(taken)}'.", "chat_template_kwargs")
+        messages = [message.for_template() for message in request.messages]
+        tools: list[dict[str, Any]] | None = signatures(offered) or None
+        try:
+            if not knows_tools(self.tokenizer.get_chat_template(tools=tools)):
+                messages, tools = as_text(messages, offered), None
+            text: str = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=request.opens_answer,
+                continue_final_message=bool(request.continue_final_message),
+                **own,
+            )
+        except Exception as error:  # templates refuse conversations (say, two user turns in a row) in their own way
+            raise BadRequest(f"The model's chat template refuses these messages: {error}.", "messages") from None
+        return text
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
 
     def check_model(self, model: str | None) -> None:
         """Raise a 404 unless `model` is the served one or left out."""
@@ -85,10 +131,15 @@ class Preparation:
                 code="model_not_found",
             )
 
-    def _ids(self, prompt: str | list[int]) -> list[int]:
+    def _check_count(self, prompts: int, choices: int) -> None:
+        most = self.settings.max_choices
+        if prompts * choices > most:
+            param, each = ("n", f"{choices} choices for each of {prompts}") if choices > 1 else ("prompt", str(prompts))
+            raise BadRequest(f"'{param}' asks for more than {most} answers: {each} prompts.", param)
+
+    def _ids(self, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, str):
-            ids: list[int] = self.tokenizer(prompt)["input_ids"]
-            return ids
+            return self._encode(prompt, add_special_tokens)
         self._check_ids(prompt, "prompt")
         return prompt
 
@@ -103,8 +154,9 @@ class Preparation:
             raise BadRequest(f"'{param}' has the token id {wrong}; this model's ids are 0 to {limit}.", param)
 
     def _sequence(
-        self, index: int, ids: list[int], request: GenerationFields, limit: int | None, param: str, default: int
+        self, ids: list[int], request: GenerationFields, limit: int | None, param: str, default: int
     ) -> TextRequest:
+        """Return the first of a prompt's choices."""
         where = "prompt" if isinstance(request, CompletionRequest) else "messages"
         if not ids:
             raise BadRequest(f"'{where}' is empty: there is no token to start from.", where)
@@ -134,7 +186,7 @@ class Preparation:
             request_id=uuid.uuid4().hex,
             prompt_ids=tuple(ids),
             max_tokens=max(max_tokens, 1),
-            stop_token_ids=self.settings.eos_token_ids,
+            stop_token_ids=self._stop_tokens(request),
             sampling=self._sampling(request),
             budget=self._budget(request),
             prefix_cache=request.ddtree.prefix_cache if request.ddtree else True,
@@ -143,7 +195,18 @@ class Preparation:
             every_round=request.stream or bool(request.stops),
             grammar=self._grammar(request),
         )
-        return TextRequest(index, generation, request.stops)
+        return TextRequest(
+            0,
+            generation,
+            request.stops,
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special=request.skip_special_tokens is not False,
+        )
+
+    def _stop_tokens(self, request: GenerationFields) -> tuple[int, ...]:
+        own = request.stop_token_ids or []
+        self._check_ids(own, "stop_token_ids")
+        return tuple(dict.fromkeys([*(() if request.ignore_eos else self.settings.eos_token_ids), *own]))
 
     def _sampling(self, request: GenerationFields) -> SamplingParams:
         temperature = self.settings.default_temperature if request.temperature is None else request.temperature
@@ -151,7 +214,7 @@ class Preparation:
             temperature=temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=max(request.top_k or 0, 0),
-            seed=secrets.randbits(63) if request.seed is None and temperature > 0 else request.seed or 0,
+            seed=_random_seed() if request.seed is None and temperature > 0 else request.seed or 0,
             min_p=request.min_p or 0.0,
             edits=self._edits(request),
         )
@@ -165,6 +228,7 @@ class Preparation:
             repetition_penalty=request.repetition_penalty or 1.0,
             logit_bias=tuple(bias.items()),
             min_tokens=request.min_tokens or 0,
+            ignored_stops=self.settings.eos_token_ids if request.ignore_eos and request.min_tokens else (),
         )
         return None if edits == EditParams() else edits
 
@@ -208,3 +272,25 @@ def _logprobs(request: GenerationFields) -> tuple[int | None, int | None]:
     if request.echo and request.logprobs is not None:
         of_prompt = max(request.logprobs, of_prompt or 0)
     return request.logprobs, of_prompt
+
+
+def _all_choices(firsts: list[TextRequest], request: GenerationFields) -> list[TextRequest]:
+    """Return `n` sequences for each of these, one prompt's after the other's."""
+    choices = [(first, i) for first in firsts for i in range(request.choices)]
+    return [replace(_choice(first, i, request), index=index) for index, (first, i) in enumerate(choices)]
+
+
+def _choice(first: TextRequest, i: int, request: GenerationFields) -> TextRequest:
+    """Return choice `i` of a prompt: as the first, with the seed + i, or one of its own where the client gave none."""
+    if i == 0:
+        return first
+    sampling = first.request.sampling
+    seed = (sampling.seed + i + INT64) % (2 * INT64) - INT64
+    if request.seed is None and sampling.temperature > 0:
+        seed = _random_seed()
+    own = replace(first.request, request_id=uuid.uuid4().hex, sampling=replace(sampling, seed=seed))
+    return replace(first, request=own)
+
+
+def _random_seed() -> int:
+    return secrets.randbits(63)

@@ -46,6 +46,51 @@ class Choice(BaseModel):
     ddtree: dict[str, Any] | None = None  # here when the request has several prompts, else at the top
 
 
+class Tokens(BaseModel):
+    """The answer to /tokenize."""
+
+    count: int
+    max_model_len: int  # prompt + answer
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(BaseModel):
+    """The answer to /detokenize."""
+
+    prompt: str
+
+
+class SpeculativeDecoding(BaseModel):
+    """Figures of one sequence under vLLM's names. Every decoding round counts, also one that had no draft."""
+
+    mean_acceptance_length: float  # tokens gained a round, the bonus token included
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # [j]: rounds that accepted j draft tokens; one entry more than num_spec_tokens
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int  # the most that a round can accept
+
+    @classmethod
+    def of(cls, stats: RequestStats, horizon: int) -> SpeculativeDecoding:
+        """`horizon`: deepest node of a tree."""
+        counts, accepted = stats.acceptance_histogram, stats.accepted_tokens
+        return cls(
+            mean_acceptance_length=1 + (accepted / stats.rounds if stats.rounds else 0),
+            draft_acceptance_rate=accepted / stats.drafted_tokens if stats.drafted_tokens else 0,
+            acceptance_histogram=counts + [0] * (horizon + 1 - len(counts)),
+            num_spec_steps=stats.rounds,
+            num_accepted_draft_tokens=accepted,
+            num_draft_tokens=stats.drafted_tokens,
+            num_spec_tokens=horizon,
+        )
+
+
+class RequestMetrics(BaseModel):
+    speculative_decoding: SpeculativeDecoding
+
+
 class Answer(BaseModel):
     """A completion, a chat completion, or one chunk of either."""
 
@@ -56,6 +101,9 @@ class Answer(BaseModel):
     choices: list[Choice]
     usage: Usage | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None  # of chats
+    metrics: RequestMetrics | None = (
+        None  # as vLLM has them: where the server is set to give them, of a single sequence
+    )
     ddtree: dict[str, Any] | None = None
 
 

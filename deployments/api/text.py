@@ -30,15 +30,15 @@ class TextDelta:
 
 
 class Detokenizer:
-    """Incremental decode, special tokens skipped.
+    """Incremental decode.
 
     Decodes a window that starts one piece before the new ids, because some decoders treat the first token of a text
     differently (a leading space is dropped), and holds back trailing U+FFFD, which is how a UTF-8 sequence that is
     split between two tokens shows.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, skip_special: bool = True) -> None:
+        self._decoder, self._skip_special = decoder, skip_special
         self._window: list[int] = []  # the ids of the last released piece, then the ids after it
         self._read = 0  # ids of the window whose text is released completely
         self._sent = 0  # characters released after those
@@ -66,27 +66,29 @@ class Detokenizer:
         return text[before:]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._decoder.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._decoder.decode(ids, skip_special_tokens=self._skip_special, clean_up_tokenization_spaces=False)
 
 
 class StopScanner:
     """Finds the first completed stop string in a text that arrives in pieces."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], include: bool = False) -> None:
+        """`include`: a stop string that ends the text is part of it."""
         if not all(stop):
             raise ValueError("a stop string is empty: leave it out")
-        self._stop = tuple(stop)
+        self._stop, self._include = tuple(stop), include
         self._longest = max(map(len, stop), default=0)
         self._held = ""  # the longest suffix that may be the start of a stop string
 
     def push(self, piece: str, heed: bool = True) -> tuple[str, bool]:
-        """Return (text to release, whether a stop string is complete); the text then ends just before it. Without `heed` one
-        that `piece` completes is text like any other."""
+        """Return (text to release, whether a stop string is complete); the text then ends just before it, or with it if it is
+        included. Without `heed` one that `piece` completes is text like any other."""
         text, old = self._held + piece, len(self._held)
         found = [(at + len(s), at) for s in self._stop if (at := text.find(s, max(old - len(s) + 1, 0))) >= 0]
         if found and heed:
             self._held = ""
-            return text[: min(found)[1]], True
+            end, begin = min(found)
+            return text[: end if self._include else begin], True
         first = max(len(text) - self._longest + 1, 0)
         cut = next(at for at in range(first, len(text) + 1) if self._may_start(text[at:]))
         self._held = text[cut:]
@@ -104,10 +106,18 @@ class StopScanner:
 class TextStream:
     """The text of one sequence: `push` ids as they come, `finish` after the last."""
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        """No stop string that is complete before so many tokens ends the text."""
-        self._detokenizer = Detokenizer(decoder)
-        self._scanner = StopScanner(stop) if stop else None
+    def __init__(
+        self,
+        decoder: Decoder,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        """No stop string that is complete before `min_tokens` tokens ends the text."""
+        self._detokenizer = Detokenizer(decoder, skip_special)
+        self._scanner = StopScanner(stop, include_stop) if stop else None
         self._count, self._min_tokens = 0, min_tokens
 
     def push(self, ids: Sequence[int]) -> TextDelta:

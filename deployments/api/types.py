@@ -10,7 +10,7 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from ddtree.deployments.api.constraints import ConstraintFields
 from ddtree.deployments.api.errors import BadRequest
@@ -19,19 +19,20 @@ from ddtree.deployments.api.tools import ToolFields
 from ddtree.deployments.requests import MAX_LOGIT_BIAS, MAX_LOGPROBS
 
 MAX_STOP = 16
+MAX_STOP_TOKENS = 128
 INT64 = 2**63
-R = TypeVar("R", bound="GenerationFields")
+R = TypeVar("R", bound=BaseModel)
 
 # Known fields that are not honoured: the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("n", "best_of", "length_penalty"), (None, 1)),
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "length_penalty": (None, 1),
     **dict.fromkeys(("metadata", "chat_template_kwargs"), (None, {})),
     **dict.fromkeys(("tools", "functions", "documents"), (None, [])),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "logits_processors"), (None, [])),
-    **dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (None, False)),
+    **dict.fromkeys(("bad_words", "logits_processors"), (None, [])),
+    **dict.fromkeys(("echo", "use_beam_search"), (None, False)),
     **dict.fromkeys(("return_token_ids", "store"), (None, False)),
-    **dict.fromkeys(("continue_final_message", "include_obfuscation", "continuous_usage_stats"), (None, False)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
+    **dict.fromkeys(("continue_final_message", "include_obfuscation"), (None, False)),
+    **dict.fromkeys(("spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
     **dict.fromkeys(("allowed_token_ids", "truncate_prompt_tokens", "chat_template"), (None,)),
     **dict.fromkeys(("reasoning_effort", "prediction", "audio", "verbosity", "web_search_options"), (None,)),
@@ -66,19 +67,29 @@ class _Neutral(Strict):
     @model_validator(mode="before")
     @classmethod
     def _neutral(cls, data: Any) -> Any:
-        return _drop_neutral(data, cls.model_fields, _NEUTRAL)
+        return _drop_neutral(data, cls.model_fields, NEUTRAL)
+
+
+SPECIAL_TOKENS = "by default a prompt gets those that the tokenizer adds, and messages those of the template alone"
+StopString = Annotated[str, Field(min_length=1)]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP)]
 
 
 class StreamOptions(_Neutral):
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(
+        False, description="with `include_usage`: every chunk has the usage of its choice so far"
+    )
 
 
 class DDTreeOptions(Strict):
     """Our extension: how much to speculate, and whether to return the token ids."""
 
-    budget: int | None = Field(None, ge=0)  # draft nodes per round; 0 is plain decoding; None is the server's default
-    return_token_ids: bool = False
-    prefix_cache: bool = True  # use KV rows that other requests left; false computes the whole prompt (measurements)
+    budget: int | None = Field(
+        None, ge=0, description="draft nodes per round, up to the server's maximum; 0 is plain decoding"
+    )
+    return_token_ids: bool = Field(False, description="the `ddtree` object of the answer has the token ids")
+    prefix_cache: bool = Field(True, description="false computes the whole prompt, for measurements")
 
 
 class GenerationFields(_Neutral, ConstraintFields):
@@ -86,7 +97,17 @@ class GenerationFields(_Neutral, ConstraintFields):
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=MAX_STOP)
+    n: int | None = Field(
+        None, ge=1, description="choices for each prompt; choice i draws with `seed` + i. n × prompts is limited"
+    )
+    best_of: int | None = Field(None, description="only equal to `n`: all choices are returned")
+    stop: StopStrings | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS)
+    ignore_eos: bool | None = Field(None, description="the model's own stop tokens end nothing")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="the text ends with what stopped it, not before it"
+    )
+    skip_special_tokens: bool | None = Field(None, description="false: special tokens show in the text")
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1)
@@ -101,10 +122,11 @@ class GenerationFields(_Neutral, ConstraintFields):
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None  # OpenAI's end-user label: changes nothing by definition
+    add_special_tokens: bool | None = Field(None, description=SPECIAL_TOKENS)
+    user: str | None = Field(None, description="OpenAI's end-user label: changes nothing by definition")
     ddtree: DDTreeOptions | None = None
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=StopString | StopStrings | None)
     @classmethod
     def _one_stop(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop
@@ -118,6 +140,12 @@ class GenerationFields(_Neutral, ConstraintFields):
         return bias
 
     @model_validator(mode="after")
+    def _all_are_returned(self) -> Self:
+        if self.best_of not in (None, self.choices):
+            raise ValueError(f"must equal n, which is {self.choices}: all choices are returned", "best_of")
+        return self
+
+    @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("is only meaningful with stream: true", "stream_options")
@@ -128,6 +156,11 @@ class GenerationFields(_Neutral, ConstraintFields):
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("is not supported with stream: true; leave one of them out", "prompt_logprobs")
         return self
+
+    @property
+    def choices(self) -> int:
+        """Return how many sequences each prompt gets."""
+        return self.n or 1
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -245,10 +278,34 @@ class Message(Strict):
         return message
 
 
-class ChatRequest(GenerationFields, ToolFields):
-    """POST /v1/chat/completions."""
+class Conversation(_Neutral):
+    """Messages, and what the chat template is told of them."""
 
     messages: list[Message] = Field(min_length=1)
+    add_generation_prompt: bool | None = Field(
+        None, description="the head of an answer follows the messages; true by default"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="the last message is left open instead, and the answer goes on with it"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's own template")
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("and add_generation_prompt exclude each other", "continue_final_message")
+        return self
+
+    @property
+    def opens_answer(self) -> bool:
+        """Return whether the template is to add the head of an answer."""
+        asked = self.add_generation_prompt
+        return not self.continue_final_message if asked is None else asked
+
+
+class ChatRequest(GenerationFields, Conversation, ToolFields):
+    """POST /v1/chat/completions."""
+
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -264,6 +321,30 @@ class ChatRequest(GenerationFields, ToolFields):
         if self.top_logprobs and not self.logprobs:
             raise ValueError("needs logprobs: true", "top_logprobs")
         return self
+
+
+class TokenizeText(_Neutral):
+    """POST /tokenize with a prompt."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = Field(True, description=SPECIAL_TOKENS)
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(Conversation):
+    """POST /tokenize with messages."""
+
+    model: str | None = None
+    add_special_tokens: bool = Field(False, description=SPECIAL_TOKENS)
+    return_token_strs: bool | None = None
+
+
+class Detokenize(_Neutral):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
 
 
 def parse(kind: type[R], body: dict[str, Any]) -> R:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from ddtree.deployments.commands.client import TIMEOUT, chat_body, get_json, post_chat
+from ddtree.deployments.commands.client import chat_body, get_json, post_chat, settings
 from ddtree.deployments.commands.machine import Machine
 from ddtree.deployments.requests import STAGES
 
@@ -102,7 +102,7 @@ def run_bench(
     Raises:
         ServerError: the server is not there or refuses a request.
     """
-    with httpx.Client(base_url=options.url, timeout=TIMEOUT) as client:
+    with httpx.Client(**settings(options.url)) as client:
         versions = get_json(client, "/version")
         model = get_json(client, "/v1/models")["data"][0]
         synthetic = get_json(client, "/health").get("synthetic_drafter")
@@ -185,7 +185,7 @@ def _stages(per_request: Sequence[dict[str, float]], rounds: int) -> tuple[dict[
 async def _run_groups(options: BenchOptions, report: Report) -> tuple[list[Pair], dict[str, float]]:
     pairs: list[Pair] = []
     seconds = dict.fromkeys(MODES, 0.0)
-    async with httpx.AsyncClient(base_url=options.url, timeout=TIMEOUT) as client:
+    async with httpx.AsyncClient(**settings(options.url)) as client:
         for mode in MODES:
             report(0, f"warming up, {mode}")
             few = (options.body(p, mode, WARM_UP_TOKENS) for p in options.prompts[: options.concurrency])

@@ -11,7 +11,7 @@ import httpx
 from rich.console import Console
 
 from ddtree.deployments.commands.bench_view import histogram
-from ddtree.deployments.commands.client import TIMEOUT, ServerError, chat_body, get_json, stream_chat
+from ddtree.deployments.commands.client import ServerError, chat_body, get_json, settings, stream_chat
 
 HELP = "Type a message. /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 
@@ -112,7 +112,7 @@ class Chat:
 
 def run_chat(options: ChatOptions, console: Console) -> None:
     """Talk until the user leaves. Raises ServerError when there is no server."""
-    with httpx.Client(base_url=options.url, timeout=TIMEOUT) as client:
+    with httpx.Client(**settings(options.url)) as client:
         model = get_json(client, "/v1/models")["data"][0]["id"]
         console.print(f"{model} at {options.url}", style="bold")
         console.print(HELP, style="dim")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator
 from typing import Any
 
 import httpx
 
 CHAT = "/v1/chat/completions"
+KEY = "DDTREE_API_KEY"  # an environment variable and no option: `ddtree bench` writes its command line into its result
 TIMEOUT = httpx.Timeout(10.0, read=600.0)  # an answer may wait in a queue and then take minutes on a small machine
 
 
@@ -51,6 +53,12 @@ def stream_chat(client: httpx.Client, body: dict[str, Any]) -> Generator[dict[st
                 yield chunk
     except httpx.HTTPError as error:
         raise _unreachable(client.base_url, error) from error
+
+
+def settings(url: str) -> dict[str, Any]:
+    """Return how an httpx client asks the server at `url`: with the API key of the environment, if there is one."""
+    headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if os.environ.get(KEY) else {}
+    return {"base_url": url, "timeout": TIMEOUT, "headers": headers}
 
 
 def get_json(client: httpx.Client, path: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import httpx
 import yaml
 
 from ddtree.deployments import models, pods
+from ddtree.deployments.api.checks import check
 from ddtree.deployments.config import AppConfig, read_document
 from ddtree.deployments.errors import ConfigError
 
@@ -61,9 +62,9 @@ def run_forever(
         )
         signal.signal(signal.SIGTERM, _interrupt)
         try:
-            name = _wait(child, url, config.drafter.checkpoint is not None)
+            _wait(child, url, config.drafter.checkpoint is not None)
             if ready:
-                ready(url, name)
+                ready(url, models.find(config).served_name)
             return child.wait()
         except KeyboardInterrupt:
             return 0
@@ -99,6 +100,7 @@ def checked(
     config.default_budget(pods.user_config(document, "Ingress"))
     number = pods.count(document, str(config_path), config.drafter.checkpoint is not None)
     _check_gpus(number * config.gpus_needed, config_path)
+    check(config.api)
     models.find(config, progress)
     return config, document
 
@@ -126,8 +128,8 @@ def _environment() -> dict[str, str]:
     return {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
 
 
-def _wait(child: subprocess.Popen[bytes], url: str, drafting: bool) -> str:
-    """Block until the service answers, with a drafter if it is to have one; the name of its model."""
+def _wait(child: subprocess.Popen[bytes], url: str, drafting: bool) -> None:
+    """Block until the service answers, with a drafter if it is to have one."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
@@ -137,7 +139,7 @@ def _wait(child: subprocess.Popen[bytes], url: str, drafting: bool) -> str:
         try:
             health = httpx.get(f"{url}/health", timeout=5)
             if health.status_code == 200 and (health.json()["drafters"] or not drafting):
-                return str(httpx.get(f"{url}/v1/models", timeout=5).json()["data"][0]["id"])
+                return
         except httpx.HTTPError:
             pass
         time.sleep(0.5)

@@ -68,7 +68,7 @@ def chat(
     seed: Annotated[int | None, typer.Option()] = None,
     compare: Annotated[bool, typer.Option(help="Answer every message plain, then speculative.")] = False,
 ) -> None:
-    """Talk to a running server and see the tokens gained per round."""
+    """Talk to a running server and see the tokens gained per round. DDTREE_API_KEY is sent if it is set."""
     from ddtree.deployments.commands.chat import ChatOptions, run_chat
 
     with _faults():
@@ -90,7 +90,7 @@ def bench(
         Path | None, typer.Option(help="Where to write the plain answers, for a config's drafter.synthetic.record.")
     ] = None,
 ) -> None:
-    """Run every prompt plain and speculative against a running server and compare."""
+    """Run every prompt plain and speculative against a running server and compare. DDTREE_API_KEY is sent if it is set."""
     from ddtree.deployments.commands.bench import BenchOptions, run_bench
     from ddtree.deployments.commands.bench_view import show
     from ddtree.deployments.commands.prompts import read_prompts

@@ -67,7 +67,7 @@ def test_every_request_ends_and_every_page_comes_back(
 
 
 def test_the_oldest_takes_pages_from_the_newest() -> None:
-    scheduler = Scheduler(PageAllocator(4, PAGE), LIMITS)
+    scheduler = Scheduler(PageAllocator(4, PAGE), replace(LIMITS, prefix_cache=False))
     old, new = sequence("old", 8, 20, 0), sequence("new", 8, 20, 0)
     for seq in (old, new):
         scheduler.add(seq)
@@ -246,3 +246,49 @@ def test_half_of_the_sequences_are_those_that_waited_longest() -> None:
         for entry in entries:
             play(scheduler, entry, 0)
     assert turns == [{"s0", "s1"}, {"s2", "s3"}] * 3
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_of_prompts_that_begin_alike_one_computes_and_the_others_wait(budget: int) -> None:
+    """The choices of one request above all. Who begins differently does not wait behind them."""
+    scheduler = Scheduler(PageAllocator(60, PAGE), replace(LIMITS, max_sequences=5))
+    twins = [sequence(f"twin{i}", 20, 3, budget) for i in range(3)]
+    other = sequence("other", 3, 3, 0)
+    for seq in (*twins, other):
+        scheduler.add(seq)
+    rows: dict[str, int] = {}
+    joined: dict[str, int] = {}
+    for i in range(100):
+        if not (entries := scheduler.plan()):
+            break
+        for entry in entries:
+            joined.setdefault(entry.sequence.id, i)
+            rows[entry.sequence.id] = rows.get(entry.sequence.id, 0) + entry.rows * (not entry.sequence.decoding)
+            play(scheduler, entry, 0)
+    rest = 4 if not budget else 1 + LIMITS.rebuild_window
+    assert rows == {"twin0": 20, "twin1": rest, "twin2": rest, "other": 3}
+    assert (joined["twin0"], joined["other"]) == (0, 2), "it joined at once, and had rows when there were any"
+    assert joined["twin1"] == 2, "when its last complete page was there"
+
+
+def test_pages_that_are_there_already_are_not_waited_for() -> None:
+    scheduler = Scheduler(PageAllocator(60, PAGE), LIMITS)
+    first = sequence("first", 20, 3, 0)
+    scheduler.add(first)
+    finish(scheduler, first)
+    for i in range(2):
+        scheduler.add(sequence(f"s{i}", 20, 3, 0))
+    assert [entry.sequence.id for entry in scheduler.plan()] == ["s0", "s1"]
+
+
+def test_who_waits_for_one_that_is_cancelled_goes_on_alone() -> None:
+    scheduler = Scheduler(PageAllocator(60, PAGE), LIMITS)
+    first, second = sequence("first", 20, 3, 0), sequence("second", 20, 3, 0)
+    scheduler.add(first)
+    scheduler.add(second)
+    (entry,) = scheduler.plan()
+    assert entry.sequence is first
+    first.cancelled = True
+    scheduler.drop_cancelled()
+    finish(scheduler, second)
+    assert second.generated == 3

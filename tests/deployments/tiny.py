@@ -58,11 +58,11 @@ EOS = Letters.eos_token_id
 GRAMMARS = Grammars(lambda: LLTokenizer(TokenizerWrapper(Letters()), n_vocab=VOCABULARY, eos_token=[EOS]))
 
 
-def make_target(folder: Path, hidden_size: int = 32) -> Path:
+def make_target(folder: Path, hidden_size: int = 32, vocab_size: int = VOCABULARY) -> Path:
     """A Llama of three layers and four heads with random weights, spread enough for its output to vary."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden_size, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, bos_token_id=None, initializer_range=0.3,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -111,6 +111,26 @@ def test_a_seed_reproduces_and_its_absence_varies(client: openai.OpenAI) -> None
     assert ask() != ask()
 
 
+def test_choices_draw_with_the_seeds_that_follow(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 1.0, "max_tokens": 8}
+    alone = [client.chat.completions.create(**ask, seed=seed).choices[0].message.content for seed in (7, 8)]
+    answer = client.chat.completions.create(**ask, seed=7, n=2)
+    assert [choice.message.content for choice in answer.choices] == alone
+    chunks = list(client.chat.completions.create(**ask, seed=7, n=2, stream=True))
+    for index, text in enumerate(alone):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.delta.content or "" for choice in own) == text
+
+
+def test_tokens_of_a_chat_are_those_that_it_is_charged_for(client: openai.OpenAI, server: str, tokenizer: Any) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=1)
+    found = httpx.post(f"{server}/tokenize", json={"messages": QUESTION}).json()
+    assert (found["count"], found["max_model_len"]) == (answer.usage.prompt_tokens, 8192)
+    back = httpx.post(f"{server}/detokenize", json={"tokens": found["tokens"]}).json()
+    assert back == {"prompt": tokenizer.decode(found["tokens"])}
+    assert "/v1/completions" in httpx.get(f"{server}/openapi.json").json()["paths"]
+
+
 def test_the_stream_of_a_chat(client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 20}
     whole = client.chat.completions.create(**ask)

@@ -40,9 +40,10 @@ def test_malformed_bodies(server: str, path: str, body: str | bytes) -> None:
         ({"prompt": [49152]}, "prompt", "49152"),
         ({"prompt": [-1]}, "prompt", "-1"),
         ({"prompt": ["a", 3]}, "prompt", "must be"),
-        ({"n": 2}, "n", "not supported"),
-        ({"n": 0}, "n", "not supported"),
-        ({"best_of": 2}, "best_of", "not supported"),
+        ({"n": 129}, "n", "more than 128 answers"),
+        ({"n": 0}, "n", "greater"),
+        ({"best_of": 2}, "best_of", "must equal n"),
+        ({"stop_token_ids": [49152]}, "stop_token_ids", "49152"),
         ({"presence_penalty": 2.1}, "presence_penalty", "less"),
         ({"frequency_penalty": -2.1}, "frequency_penalty", "greater"),
         ({"repetition_penalty": 0}, "repetition_penalty", "greater"),
@@ -121,7 +122,7 @@ def test_an_unknown_model_is_404(server: str) -> None:
         client.completions.create(model="gpt-9", prompt="Hi")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="not supported"):
-        client.completions.create(model="smollm2-135m-instruct", prompt="Hi", n=2)
+        client.completions.create(model="smollm2-135m-instruct", prompt="Hi", suffix="!")
 
 
 def test_other_http_errors_have_the_same_form(server: str) -> None:

@@ -63,7 +63,7 @@ def test_types_are_not_bent(fields: dict[str, Any]) -> None:
 
 @given(name=st.text(min_size=1))
 def test_an_unknown_field_is_named(name: str) -> None:
-    known = set(CompletionRequest.model_fields) | {"n"}
+    known = set(CompletionRequest.model_fields)
     if name not in known:
         with pytest.raises(BadRequest) as caught:
             parse(CompletionRequest, {"prompt": "a", name: object()})
@@ -145,7 +145,7 @@ def test_a_chat_goes_through_the_model_s_template(prepare: Preparation) -> None:
 
 
 def test_too_many_prompts_are_refused(prepare: Preparation) -> None:
-    with pytest.raises(BadRequest, match="more than 128"):
+    with pytest.raises(BadRequest, match="more than 128 answers"):
         completion(prepare, prompt=["a"] * 129)
 
 
