@@ -53,9 +53,9 @@ class StructuredOutputs(Strict):
 class ConstraintFields(Strict):
     """One of them constrains the answer, or none."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | str | None = None
+    response_format: ResponseFormat | None = Field(None, description="[structured output](structured-output.md)")
+    structured_outputs: StructuredOutputs | None = Field(None, description="the same, in vLLM's form")
+    guided_json: Schema | str | None = Field(None, description="this and the next three: vLLM's older names")
     guided_regex: str | None = None
     guided_choice: Choice | None = None
     guided_grammar: str | None = None

@@ -56,12 +56,20 @@ def tables() -> str:
 
 def _table(endpoints: Endpoints) -> str:
     lines = [f"| field | {' | '.join(endpoints)} | values | |", f"|---|{'---|' * len(endpoints)}---|---|"]
-    rows = [dict(_rows(kind)) for kind in endpoints.values()]
-    fields = {field: row for part in rows for field, row in part.items()}
-    for field, (values, meaning) in fields.items():
-        marks = " | ".join("✓" if field in part else "" for part in rows)
+    rows = {name: dict(_rows(kind)) for name, kind in endpoints.items()}
+    for field in dict.fromkeys(field for part in rows.values() for field in part):
+        marks = " | ".join("✓" if field in part else "" for part in rows.values())
+        has = {name: part[field] for name, part in rows.items() if field in part}
+        values, meaning = (_joined({name: row[i] for name, row in has.items()}) for i in range(2))
         lines.append(f"| `{field}` | {marks} | {values} | {meaning} |")
     return "\n".join(lines)
+
+
+def _joined(said: dict[str, str]) -> str:
+    """Return what all endpoints say, or what each of them says."""
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
 
 
 def _neutral() -> str:

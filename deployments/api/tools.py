@@ -45,7 +45,7 @@ class NamedTool(Strict):
 
 
 class ToolFields(Strict):
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, description="[tools](structured-output.md#tools)")
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

@@ -118,8 +118,15 @@ class GenerationFields(_Neutral, ConstraintFields):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)  # further out float32 has no room for the result
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIAS)
     min_tokens: int | None = Field(None, ge=0)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="of each prompt token, and so many of the most probable ones; not in streams",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="log-probabilities name a token by its id, `token_id:42`"
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = Field(None, description=SPECIAL_TOKENS)
@@ -171,9 +178,11 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = Field(None, ge=0)
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    echo: bool | None = None
+    max_tokens: int | None = Field(None, ge=0, description="0 only with `echo`")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="of each token, and so many of the most probable ones"
+    )
+    echo: bool | None = Field(None, description="the answer begins with the prompt, its log-probabilities included")
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -307,8 +316,10 @@ class ChatRequest(GenerationFields, Conversation, ToolFields):
     """POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: bool | None = Field(None, description="of each token: the model's own, before temperature and penalties")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="so many of the most probable tokens as well"
+    )
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from llguidance.hf import from_tokenizer
 
 from ddtree.deployments.api.app import ApiSettings, create_app
+from ddtree.deployments.grammar import Grammars
 from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.round_loop import RoundLoop
@@ -37,6 +39,13 @@ MODEL = "tiny"
 ASCII = {"logit_bias": {str(token): -100 for token in range(128, VOCABULARY)}}  # random bytes are hardly ever text
 
 
+class ByName(dict[str, list[int]]):
+    """Tokens by the name that a client gave its request, which heads the ids of its sequences."""
+
+    def __missing__(self, sequence: str) -> list[int]:
+        return self.get(sequence.split("/")[0], [])
+
+
 class LocalEngine:
     """Rounds on a thread of its own, as a RouterActor has it."""
 
@@ -50,6 +59,9 @@ class LocalEngine:
         self.go = threading.Event()  # no round runs while it is not set
         self.go.set()
         self.away: Exception | None = None  # what a router client raises where no router takes a request
+        self._grammars = Grammars(
+            lambda: from_tokenizer(byte_tokenizer(VOCABULARY), n_vocab=VOCABULARY, eos_token=[EOS])
+        )
         self._outboxes: dict[str, Callable[[Delta | Exception], None]] = {}
         self._inbox: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
@@ -61,6 +73,8 @@ class LocalEngine:
         event_loop = asyncio.get_running_loop()
         self._outboxes[request.request_id] = lambda item: event_loop.call_soon_threadsafe(outbox.put_nowait, item)  # type: ignore[func-returns-value]
         sequence = Sequence(request, time.monotonic())
+        if request.grammar is not None:
+            sequence.grammar = await asyncio.to_thread(self._grammars.start, request.grammar, sequence.answer)
         self._inbox.put(sequence)
         try:
             while True:

@@ -13,17 +13,10 @@ import pytest
 import torch
 
 from ..tiny import Guesser
-from .served import ASCII, CONTEXT, LocalEngine, serving
+from .served import ASCII, CONTEXT, ByName, LocalEngine, serving
 
 BUDGET = 15
 PROMPT = "Once upon a time"
-
-
-class ByName(dict[str, list[int]]):
-    """Tokens by the name that a client gave its request, which heads the ids of its sequences."""
-
-    def __missing__(self, sequence: str) -> list[int]:
-        return self.get(sequence.split("/")[0], [])
 
 
 class Service:
