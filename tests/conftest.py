@@ -15,6 +15,7 @@ import pytest
 
 # Two cores are enough for everything here, and more threads than cores collapse both.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("RAY_worker_niceness", "0")  # by itself Ray gives its workers way to whatever else runs
 
 REPOSITORY = Path(__file__).parents[1]
 START_S = 180

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 TITLES = {
@@ -16,18 +17,18 @@ TITLES = {
 KINDS = tuple(TITLES)
 
 
-def find(root: int) -> dict[str, set[int]]:
+def find(root: int, titles: Mapping[str, str] = TITLES) -> dict[str, set[int]]:
     """Process ids by kind, of all kinds, among the descendants of process `root`. One that has ended is not among them."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         if (parent := _parent(folder)) is not None:
             children.setdefault(parent, []).append(int(folder.name))
-    found: dict[str, set[int]] = {kind: set() for kind in KINDS}
+    found: dict[str, set[int]] = {kind: set() for kind in titles}
     open_ends = [root]
     while open_ends:
         for pid in children.get(open_ends.pop(), ()):
             open_ends.append(pid)
-            if kind := _kind(pid):
+            if kind := _kind(pid, titles):
                 found[kind].add(pid)
     return found
 
@@ -39,9 +40,9 @@ def _parent(folder: Path) -> int | None:
         return None
 
 
-def _kind(pid: int) -> str | None:
+def _kind(pid: int, titles: Mapping[str, str]) -> str | None:
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")  # empty once it has ended
     except OSError:
         return None
-    return next((kind for kind, pattern in TITLES.items() if re.match(pattern, title)), None)
+    return next((kind for kind, pattern in titles.items() if re.match(pattern, title)), None)

@@ -57,7 +57,7 @@ DRAFTER = {
 }  # fmt: skip
 BUDGET = 63  # of a drafter that knows nothing: so many nodes that some are right
 PROMPTS = ["Once upon a time", "def main():", "0 1 2 3 5 8"]
-SERVICES = [f"{kind}-{ranks}" for kind in TARGETS for ranks in (1, 2)]
+SERVICES = ["deepseek_v3-1", "qwen3-2"]  # kinds and ranks; tests/verifier/test_vllm.py has all of them
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def test_tokens_are_those_of_plain_decoding_with_transformers(
 
 def test_a_killed_rank_costs_no_token(services: dict[str, Service], expected: Expected) -> None:
     """The second one, under load: the first then waits in a collective for ever, until it is ended too."""
-    service, length = services["deepseek_v3-2"], 150
+    service, length = services["qwen3-2"], 150
     before = service.pids()
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         budgets = zip(PROMPTS, (0, BUDGET, 16), strict=True)
@@ -180,7 +180,7 @@ def test_a_killed_rank_costs_no_token(services: dict[str, Service], expected: Ex
             time.sleep(0.02)
         os.kill(before[1], signal.SIGKILL)
         answers = [answer.result()["token_ids"] for answer in running]
-    assert answers == [expected("deepseek_v3", p, length, 0.8, 3) for p in PROMPTS]
+    assert answers == [expected("qwen3", p, length, 0.8, 3) for p in PROMPTS]
     assert not {*before} & {*service.pids()}, "the whole group was replaced"
     assert not any(Path(f"/proc/{pid}").exists() for pid in before)
 
