@@ -12,32 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
 import torch
 from rich.progress import Progress
-from torch import Tensor
-from transformers import AutoTokenizer
 
 from ddtree.deployments.commands.prompts import read_prompts
-from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
-from ddtree.deployments.round_loop import RoundLoop
-from ddtree.deployments.scheduler import Limits, Scheduler
-from ddtree.deployments.sequence import Sequence
-from ddtree.deployments.shapes import shipped_checkpoints
+from ddtree.deployments.requests import GenerationRequest, SamplingParams
 from ddtree.drafter.drafter import Candidates, Drafter, DraftItem
 from ddtree.kernels import share_noise, tree_accept, tree_build
-from ddtree.verifier.batch import VerifyBatch, VerifyResult
-from ddtree.verifier.embedded import prepare
-from ddtree.verifier.hf import HFTarget
-from ddtree.verifier.pages import PageAllocator
+from ddtree.verifier.batch import VerifyResult
+
+from .in_process import LocalDrafter, Rounds
 
 SHARES = (0.0, 0.3, 0.5, 0.65, 0.8, 1.0)
 BUDGETS = (8, 16, 32, 63)
-PAGES, PAGE_SIZE = 2048, 16
 
 
 @dataclass(frozen=True)
@@ -49,43 +40,18 @@ class Drafted:
     candidates: Candidates  # of one row
 
 
-class LocalTarget:
-    """A VerifierPeer in this process."""
-
-    def __init__(self, target: HFTarget) -> None:
-        self._target = target
-
-    def room(self) -> None:
-        return None
-
-    def start(self, batch: VerifyBatch) -> None:
-        self._result = self._target.step(batch)
-
-    def result(self) -> tuple[VerifyResult, VerifyResult]:
-        return self._result, self._result
-
-
-class RecordingDrafter:
-    """A DrafterPeer in this process that keeps its candidates."""
-
-    id = "drafter"
+class RecordingDrafter(LocalDrafter):
+    """Keeps its candidates."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        super().__init__(drafter)
         self.drafted: list[Drafted] = []
 
     def start(self, items: list[DraftItem], features: VerifyResult | None) -> None:
+        super().start(items, features)
         asked = [item for item in items if item.bonus is not None]
-        found = self._drafter.draft(items, [] if features is None else [features.features])
-        self._found = found.logprobs.clone(), found.ids.clone()
-        for item, logprobs, ids in zip(asked, *self._found, strict=True):
+        for item, logprobs, ids in zip(asked, *self.result(), strict=True):
             self.drafted.append(Drafted(item.sequence, item.position, Candidates(logprobs, ids)))
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        return self._found
-
-    def release(self, sequences: list[str]) -> None:
-        self._drafter.release(sequences)
 
 
 @dataclass
@@ -98,36 +64,18 @@ class Played:
 
 
 def play(prompts: list[str], temperature: float, tokens: int, threads: int) -> Played:
-    target_dir = prepare("smollm2-135m-instruct")
-    drafter = Drafter(shipped_checkpoints() / "smollm2-135m", target_dir, top_k=64, threads=threads)
-    layers = drafter.info.target_layer_ids
-    sizes = {"page_size": PAGE_SIZE, "pages": PAGES, "feature_layers": layers, "threads": threads}
-    peer, answers = RecordingDrafter(drafter), dict[str, list[int]]()
-
-    def emit(sequence: Sequence, delta: Delta | Exception) -> None:
-        if isinstance(delta, Exception):
-            raise delta
-        answers.setdefault(sequence.id, []).extend(delta.token_ids)
-
-    limits = Limits(8, len(prompts), 512, drafter.info.max_positions, drafter.info.horizon, rebuild_window=128)
-    scheduler = Scheduler(PageAllocator(PAGES - 1, PAGE_SIZE), limits)
-    loop = RoundLoop(scheduler, emit)
-    loop.verifier = LocalTarget(HFTarget(target_dir, dtype="bfloat16", **sizes))
-    loop.add_drafter(peer)
-    tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    local = Rounds(threads, RecordingDrafter)
     requests = {}
     for i, prompt in enumerate(prompts):
-        chat = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
         name = f"prompt {i}"
         sampling = SamplingParams(temperature=temperature, seed=crc32(name.encode()))
-        requests[name] = GenerationRequest(name, tuple(ids), tokens, (tokenizer.eos_token_id,), sampling, budget=16)
-        scheduler.add(Sequence(requests[name], time.monotonic()))
+        requests[name] = GenerationRequest(name, local.chat(prompt), tokens, local.stop, sampling, budget=16)
+        local.add(requests[name])
     with Progress() as progress:
         task = progress.add_task("rounds", total=len(prompts) * tokens)
-        while loop.run():
-            progress.update(task, completed=sum(map(len, answers.values())))
-    return Played(requests, answers, peer.drafted)
+        while local.loop.run():
+            progress.update(task, completed=sum(map(len, local.answers.values())))
+    return Played(requests, local.answers, local.drafter.drafted)
 
 
 def tokens_per_round(played: Played, share: float, budget: int) -> float:
