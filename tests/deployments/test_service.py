@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
-import yaml
 from openai import OpenAI
 from ray import serve
 
@@ -135,36 +131,6 @@ def test_a_killed_drafter_costs_no_token(server: str, cluster: str) -> None:
         time.sleep(1)
     text, figures = stream(server, prompt, 16, 120)
     assert text == expected and figures["fallback_rounds"] == 0
-
-
-def scale_drafters(deployment: Deployment, replicas: int, dashboard: str, folder: Path) -> None:
-    """`serve deploy` of the same configuration with another number of drafters."""
-    document = yaml.safe_load(deployment.config.read_text())
-    document["applications"][0]["deployments"] = [{"name": "Drafter", "num_replicas": replicas}]
-    path = folder / "scaled.yaml"
-    path.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", dashboard]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
-    deadline = time.monotonic() + 90
-    while len(health(deployment.url)["drafters"]) != replicas:
-        assert time.monotonic() < deadline, f"{health(deployment.url)} after scaling to {replicas}"
-        time.sleep(0.5)
-
-
-def test_drafters_join_and_leave_a_running_service(deployment: Deployment, cluster: str, tmp_path: Path) -> None:
-    """Nothing else restarts, running streams go on, no token changes."""
-    prompts = PROMPTS[20:23]
-    expected = [ask(deployment.url, prompt, 0, 60)["token_ids"] for prompt in prompts]
-    rounds = health(deployment.url)["rounds"]
-    with ThreadPoolExecutor(3) as pool:
-        for replicas in (2, 1):
-            running = [pool.submit(ask, deployment.url, prompt, 16, 60) for prompt in prompts]
-            scale_drafters(deployment, replicas, cluster, tmp_path)
-            assert [answer.result()["token_ids"] for answer in running] == expected
-            after = list(pool.map(lambda prompt: ask(deployment.url, prompt, 16, 60), prompts))
-            assert [answer["token_ids"] for answer in after] == expected
-            assert sum(answer["fallback_rounds"] for answer in after) == 0
-    assert health(deployment.url)["rounds"] > rounds, "the router is the one that was there before"
 
 
 def test_a_client_that_leaves_frees_its_pages(server: str) -> None:

@@ -134,7 +134,8 @@ def expected(services: dict[str, Service]) -> Expected:
     @torch.inference_mode()
     def decode(kind: str, prompt: str, max_tokens: int, temperature: float, seed: int) -> list[int]:
         if kind not in loaded:
-            directory = models.find(services[f"{kind}-1"].config).target.model_dir
+            service = next(service for name, service in services.items() if name.startswith(kind))
+            directory = models.find(service.config).target.model_dir
             loaded[kind] = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         tokens = list(prompt.encode())
         row = SamplingRows(
