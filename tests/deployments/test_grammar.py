@@ -91,12 +91,7 @@ def test_output_is_plain_and_valid(
     engine.loop.add_drafter(Guesser("d", answers, seed, errs=0.2))
     for r in requests:
         engine.add(r)
-
-    def between(i: int) -> None:
-        verifier.fail_next = i == dies
-
-    engine.run(between)
-    verifier.fail_next = False
+    engine.run_over_a_death(dies)
     assert engine.output == truth
     for r, (_, expression) in zip(requests, wanted, strict=True):
         last, answer = engine.last[r.request_id], truth[r.request_id]

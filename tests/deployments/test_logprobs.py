@@ -112,12 +112,7 @@ def test_they_are_those_of_plain_decoding(
     engine.loop.add_drafter(Guesser("d", {n: [*asked[i].prompt_ids, *truth[n]] for i, n in enumerate(truth)}, seed))
     for r in asked:
         engine.add(r)
-
-    def between(i: int) -> None:
-        verifier.fail_next = i == dies
-
-    engine.run(between)
-    verifier.fail_next = False
+    engine.run_over_a_death(dies)
     assert engine.output == truth
     for r in asked:
         name, prompt, answer = r.request_id, list(r.prompt_ids), truth[r.request_id]

@@ -151,12 +151,7 @@ def test_output_is_plain_decoding_under_every_parameter(
     engine.loop.add_drafter(Guesser("d", answers, seed, errs=0.1))
     for r in asked:
         engine.add(r)
-
-    def between(i: int) -> None:
-        verifier.fail_next = i == dies
-
-    engine.run(between)
-    verifier.fail_next = False
+    engine.run_over_a_death(dies)
     assert engine.output == truth
     for r in asked:
         least = r.sampling.edits.min_tokens if r.sampling.edits else 0

@@ -164,7 +164,7 @@ class Engine:
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
         self.loop = RoundLoop(self.scheduler, self._emit, shared_noise=shared_noise, overlap=overlap)
-        self.loop.verifier = verifier
+        self.loop.verifier = self._verifier = verifier
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}
 
@@ -190,6 +190,15 @@ class Engine:
             except PeerLost:
                 self.loop.verifier_lost()
         raise AssertionError("the requests do not end")
+
+    def run_over_a_death(self, at: int) -> None:
+        """The verifier dies before round `at`, unless nothing is left by then."""
+
+        def between(i: int) -> None:
+            self._verifier.fail_next = i == at
+
+        self.run(between)
+        self._verifier.fail_next = False
 
     def check_end(self, truth: dict[str, list[int]], cancelled: set[str]) -> None:
         """Every request got its own tokens, as far as it was not cancelled, and every page is free again."""
