@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,18 +22,6 @@ from ...conftest import Deployment
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODEL = "smollm2-135m-instruct"
-
-
-@pytest.fixture(scope="module")
-def client(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target_dir)
 
 
 def extension(**fields: Any) -> dict[str, Any]:

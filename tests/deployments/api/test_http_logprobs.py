@@ -14,18 +14,6 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODEL = "smollm2-135m-instruct"
 
 
-@pytest.fixture(scope="module")
-def client(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target_dir)
-
-
 def test_a_completion_is_a_whole_forward(client: openai.OpenAI, target_dir: Path, tokenizer: Any) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -30,11 +30,6 @@ WEATHER = {
 CLOCK = {"type": "function", "function": {"name": "get_time"}}
 
 
-@pytest.fixture(scope="module")
-def client(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=120)
-
-
 class Person(BaseModel):
     name: str
     kind: Literal["human", "cat"]

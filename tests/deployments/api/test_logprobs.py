@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ from ddtree.deployments.requests import Delta, GenerationRequest, TokenLogprobs
 
 TEXTS = ["The capital of France is Paris.", "안녕하세요, 세계!", "👩‍👩‍👧‍👦 and 🇰🇷 done", "naïve\n\n"]
 USER = {"role": "user", "content": "Hi"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target_dir)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ TEXTS = [
 ]
 texts = st.one_of(st.sampled_from(TEXTS), st.text(max_size=40))
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target_dir)
 
 
 def decode(tokenizer: Any, ids: list[int]) -> str:

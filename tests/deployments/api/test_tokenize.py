@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,13 +11,6 @@ import pytest
 from .served import CONTEXT, VOCABULARY, LocalEngine, serving
 
 USER = {"role": "user", "content": "Hi there"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target_dir)
 
 
 @pytest.fixture(scope="module")

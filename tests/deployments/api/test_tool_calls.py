@@ -79,13 +79,6 @@ def test_an_answer_that_is_cut_inside_a_call(end: int) -> None:
         assert message["content"] in ("", CALLS[0][:end])
 
 
-@pytest.fixture(scope="module")
-def tokenizer(target_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target_dir)
-
-
 def rendered(tokenizer: Any, messages: list[dict[str, Any]], **fields: Any) -> str:
     prepare = Preparation(ApiSettings("tiny", 8192, 49152, (2,), default_budget=16, max_budget=63), tokenizer)
     ids = prepare.chat(parse(ChatRequest, {"messages": messages} | fields))[0].request.prompt_ids
