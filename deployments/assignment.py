@@ -24,7 +24,7 @@ def assign(scheduler: Scheduler, drafters: Collection[str]) -> list[tuple[Sequen
     """
     if not drafters:
         return []
-    sequences = [s for s in scheduler.next_up() if s.request.budget > 0 and not s.cancelled and not s.flying]
+    sequences = [s for s in scheduler.next_up() if s.wants_drafter and not s.cancelled and not s.flying]
     return _Assignment(scheduler, sequences, drafters).changes()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ddtree.deployments.errors import ConfigError
 
@@ -130,18 +130,27 @@ class DrafterConfig(Section):
 class TreeConfig(Section):
     """The draft tree."""
 
-    budget: int = Field(
-        16, ge=0, description="Nodes besides the root, per sequence and round; a request may ask for its own."
+    budget: int | Literal["auto"] = Field(
+        "auto",
+        description="Nodes besides the root, per sequence and round; a request may ask for its own. auto: as many as pay, by "
+        "what drafts and steps cost on this machine and how often such nodes were accepted, and none where drafts do not pay.",
     )
-    max_budget: int = Field(63, ge=0, le=1023, description="The most that a request may ask for.")
+    max_budget: int = Field(63, ge=0, le=1023, description="The most that a tree may have.")
     top_k: int = Field(32, ge=1, le=128, description="Candidates per depth.")
     shared_noise: bool = Field(
         True, description="Rank candidates by the draw that is to come, where the temperature is above 0."
     )
 
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _nodes(cls, given: Any) -> Any:
+        if given == "auto" or (type(given) is int and given >= 0):
+            return given
+        raise ValueError(f"'tree.budget' = {given!r}: give a number of nodes from 0 on, or auto")
+
     @model_validator(mode="after")
     def _within(self) -> TreeConfig:
-        if self.budget > self.max_budget:
+        if self.budget != "auto" and self.budget > self.max_budget:
             raise ValueError(f"tree.budget ({self.budget}) is above tree.max_budget ({self.max_budget})")
         return self
 
@@ -243,7 +252,7 @@ class AppConfig(Section):
             )
         return self
 
-    def default_budget(self, user_config: Any) -> int:
+    def default_budget(self, user_config: Any) -> int | Literal["auto"]:
         """Of a request that names none: what `user_config` of the Ingress says, else tree.budget. Raises ConfigError."""
         given, source = user_config or {}, "user_config of Ingress"
         if not isinstance(given, dict):

@@ -65,6 +65,6 @@ class Ingress:
         try:
             budget = self._config.default_budget(user_config)
         except ConfigError as error:
-            log.error("%s; the budget stays %d", error, self._settings.default_budget)
+            log.error("%s; the budget stays %s", error, self._settings.default_budget)
         else:
-            self._settings.default_budget = min(budget, self._settings.max_budget)
+            self._settings.default_budget = budget if self._settings.max_budget else 0

@@ -55,6 +55,8 @@ class Totals:
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    forecast_tokens: float = 0.0  # draft tokens that were expected to be accepted where the budget adapts
+    forecast_accepted: int = 0  # and those that were
     fallbacks: int = 0  # decoding rounds of a sequence that wanted a draft and had none
     moves: int = 0  # of running sequences to a drafter, or from one to another
     moved_rows: int = 0  # tokens that were run through the target again for them

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+Budget = int | Literal["auto"]  # draft nodes per round; auto: as many as pay
 STAGES = ("draft", "build", "verify", "accept", "commit")
 MAX_LOGIT_BIAS = 1024  # tokens; all of them travel in every round
 MAX_LOGPROBS = 20  # most probable tokens beside each
@@ -52,6 +54,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()  # generation ends with (and includes) the first of these
     sampling: SamplingParams = SamplingParams()
     budget: int = 0  # draft nodes per round; 0 is plain decoding
+    adapts: bool = False  # `budget` is the most: how many pay is the router's to say (budgets.py)
     resumed: int = 0  # so many of the last prompt ids are answer, which another router has delivered
     prefix_cache: bool = True  # take over KV rows that other requests left
     logprobs: int | None = None  # log-probabilities of the answer's tokens, and of so many others at each; None: none
@@ -62,12 +65,16 @@ class GenerationRequest:
     )
     grammar: str | None = None  # what the answer must be, in llguidance's own form; None: anything
 
+    @property
+    def asked_budget(self) -> Budget:
+        return "auto" if self.adapts else self.budget
+
 
 @dataclass
 class RequestStats:
     """Speculation figures of one request so far. Written by the router."""
 
-    budget: int = 0
+    budget: Budget = 0
     rounds: int = 0  # verify steps that decoded (prefill is not one)
     drafted_tokens: int = 0  # nodes besides the root
     accepted_tokens: int = 0  # draft tokens committed

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, lay_out
+from ddtree.deployments.budgets import Budgets, Chosen, size_of
+from ddtree.deployments.costs import StepSize
 from ddtree.deployments.errors import GrammarError
 from ddtree.deployments.forced import forced
 from ddtree.deployments.masks import lay_out_masks
@@ -30,7 +32,7 @@ from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
 from ddtree.kernels import DraftTree, share_noise, tree_accept, tree_build
-from ddtree.kernels.tree import Allocate
+from ddtree.kernels.tree import Allocate, prefix
 from ddtree.verifier.batch import Logprobs, TokenMasks, VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class Round:
     trees: list[Entry]  # the decoding ones
     budgets: list[int]  # nodes besides the root, by tree
     seconds: dict[str, float] = field(default_factory=dict)
+    chosen: Chosen | None = None  # of trees whose budget adapts
+    drafted: int = 0  # sequences with a draft
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Flight:
     tree: DraftTree | None
     nodes: Tensor | None  # see Layout.batch
     started: float
+    size: StepSize
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,10 @@ class RoundLoop:
         *,
         shared_noise: bool = True,
         overlap: Mode = "off",
+        budgets: Budgets | None = None,
     ) -> None:
         """`device`: where trees are built and walked; where the verifier's results are. `shared_noise`: rank candidates by the
-        draw that is to come. `overlap`: see `overlap.Overlap`."""
+        draw that is to come. `overlap`: see `overlap.Overlap`. `budgets`: for requests whose budget adapts."""
         self.scheduler = scheduler
         self.verifier: VerifierPeer  # set before the first round, and again when the group is replaced
         self.drafters: dict[str, DrafterPeer] = {}
@@ -126,7 +132,7 @@ class RoundLoop:
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
-        self._overlap = Overlap(overlap)
+        self._overlap, self._budgets = Overlap(overlap), budgets
         self._flight: Flight | None = None
 
     # -- peers -----------------------------------------------------------------------------------------------------------
@@ -181,6 +187,7 @@ class RoundLoop:
         verifier is gone; a round that was not ended then never happened, as far as any sequence's tokens go."""
         began, before = time.perf_counter(), self.totals.generated_tokens
         self.drop_cancelled()
+        self._prepare_budgets()
         self._assign_drafters()
         running = self.scheduler.running
         overlapped = self._overlap.now(len(running) if any(s.drafter for s in running) else 0)
@@ -193,9 +200,11 @@ class RoundLoop:
             self._feed()
         else:
             return False
-        if not (entries and overlapped):
-            self._end_round()
-        self._overlap.note(time.perf_counter() - began, self.totals.generated_tokens - before)
+        ended = None if entries and overlapped else self._end_round()
+        seconds = time.perf_counter() - began
+        if ended and entries and self._budgets:
+            self._budgets.spent(ended.size, ended.work.seconds, seconds, ended.work.drafted)
+        self._overlap.note(seconds, self.totals.generated_tokens - before)
         return True
 
     def _begin(self, entries: list[Entry]) -> None:
@@ -208,17 +217,18 @@ class RoundLoop:
         trees = [entry for entry in entries if entry.sequence.decoding]
         work = Round(entries, trees, [entry.budget for entry in trees])
         candidates, layout = self._timed(work, "draft", lambda: self._draft(work))
-        tree, masks = self._timed(work, "build", lambda: self._build(work, layout, candidates))
+        tree, layout, masks = self._timed(work, "build", lambda: self._build(work, layout, candidates))
         batch, nodes = layout.batch(tree, masks)
+        size = size_of(entries, work.budgets)
         if self._flight:
             self._end_round()
         started = time.perf_counter()
         self.verifier.start(batch)
         for entry in entries:
             entry.sequence.flying = True
-        self._flight = Flight(work, layout, tree, nodes, started)
+        self._flight = Flight(work, layout, tree, nodes, started, size)
 
-    def _end_round(self) -> None:
+    def _end_round(self) -> Flight:
         """Take the result of the step that was begun."""
         assert self._flight
         flight, work, self._flight = self._flight, self._flight.work, None
@@ -229,15 +239,27 @@ class RoundLoop:
             entry.sequence.flying = False
         self._features, self._new_context = reference, {}
         drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
+        if self._budgets and work.chosen:
+            self._budgets.note(work.chosen, [entry.sequence for entry in work.trees], drawn.paths)
+            self.totals.forecast_tokens += sum(work.chosen.expected)
+            self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
         self._settle(work, flight.layout, drawn, result.logprobs)
         self.totals.rounds += 1
         self.metrics.round(work.seconds)
+        return flight
 
     def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
         value = run()
         work.seconds[stage] = time.perf_counter() - begin
         return value
+
+    def _prepare_budgets(self) -> None:
+        if self._budgets:
+            window = self.scheduler.limits.rebuild_window
+            for sequence in self._budgets.prepare(self.scheduler.next_up(), window):
+                self._release(sequence)
+                sequence.forget_drafter()
 
     def _assign_drafters(self) -> None:
         for sequence, drafter in assign(self.scheduler, [name for name in self.drafters if name not in self._leaving]):
@@ -253,9 +275,9 @@ class RoundLoop:
         for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
             self.forget_drafter(drafter, "it left")
 
-    def _draft(self, work: Round) -> tuple[tuple[Tensor, Tensor] | None, Layout]:
+    def _draft(self, work: Round) -> tuple[tuple[Tensor, Tensor] | None, Layout | None]:
         """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft. The batch is
-        laid out for them while the drafters work."""
+        laid out while the drafters work, if it is known by then."""
         items: dict[str, list[DraftItem]] = {}
         wanted: dict[str, list[int]] = {}
         for i, entry in enumerate(work.trees):
@@ -266,16 +288,15 @@ class RoundLoop:
         self._start_drafts(items, {entry.sequence.id for entry in work.trees})
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
-        layout = self._lay_out(work, expected)
+        adapts = any(work.trees[i].sequence.request.adapts for i in drafting)
+        layout = None if adapts else self._lay_out(work, expected)
         found: list[tuple[list[int], Tensor, Tensor]] = []
         for drafter_id in items:
             answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
             if answer is not None and drafter_id in wanted:
                 found.append((wanted[drafter_id], *answer))
         candidates = self._merge(work, found)
-        if work.budgets != expected:  # a draft that was started did not come
-            layout = self._lay_out(work, work.budgets)
-        return candidates, layout
+        return candidates, layout if work.budgets == expected else None  # a draft that was started did not come
 
     def _feed(self) -> None:
         """Give the drafters their new context and ask for nothing: the round that ends next has features of its own."""
@@ -315,6 +336,7 @@ class RoundLoop:
             context=[new] if new else [],
             bonus=sequence.tokens[-1] if bonus else None,
             position=sequence.computed,
+            levels=sequence.levels,
         )
         sequence.restart = False
         return item
@@ -326,26 +348,30 @@ class RoundLoop:
                 self.totals.fallbacks += entry.budget > 0
                 entry.sequence.stats.fallback_rounds += entry.budget > 0
                 work.budgets[i] = 0
+        work.drafted = len(drafted)
         if not found:
             return None
         if len(found) == 1 and len(drafted) == len(work.trees):
             return found[0][1].to(self._device), found[0][2].to(self._device)
-        shape = (len(work.trees), *found[0][1].shape[1:])
+        shape = (len(work.trees), max(part.shape[1] for _, part, _ in found), found[0][1].shape[2])
         logprobs = torch.full(shape, -torch.inf, device=self._device)
         ids = torch.full(shape, -1, dtype=torch.int32, device=self._device)
         for rows, part_logprobs, part_ids in found:
             at = torch.tensor(rows, device=self._device)
-            logprobs[at], ids[at] = part_logprobs.to(self._device), part_ids.to(self._device)
+            levels = part_ids.shape[1]
+            logprobs[at, :levels], ids[at, :levels] = part_logprobs.to(self._device), part_ids.to(self._device)
         return logprobs, ids
 
     def _build(
-        self, work: Round, layout: Layout, candidates: tuple[Tensor, Tensor] | None
-    ) -> tuple[DraftTree | None, TokenMasks | None]:
-        """The trees, None where nothing was drafted and every tree is its root, and what grammars allow at their nodes."""
+        self, work: Round, layout: Layout | None, candidates: tuple[Tensor, Tensor] | None
+    ) -> tuple[DraftTree | None, Layout, TokenMasks | None]:
+        """The trees, None where nothing was drafted and every tree is its root, and what grammars allow at their nodes. The
+        batch is laid out for them where it is not yet."""
         tree = None if candidates is None else self._trees(work, forced(candidates, work.trees))
-        return tree, lay_out_masks(work.entries, layout.row_offsets, layout.trees, layout.drawn, tree)
+        layout = layout or self._lay_out(work, work.budgets)
+        return tree, layout, lay_out_masks(work.entries, layout.row_offsets, layout.trees, layout.drawn, tree)
 
-    def _trees(self, work: Round, candidates: tuple[Tensor, Tensor]) -> DraftTree:
+    def _trees(self, work: Round, candidates: tuple[Tensor, Tensor]) -> DraftTree | None:
         sequences = [entry.sequence for entry in work.trees]
         roots, lengths = [s.tokens[-1] for s in sequences], [s.computed for s in sequences]
         numbers = self._memory.numbers(roots, lengths, work.budgets)
@@ -354,7 +380,13 @@ class RoundLoop:
             scales = [0.0 if p.greedy else NOISE_SHARE * p.temperature for p in draws]
             seeds, scale = self._memory.draws([p.seed for p in draws], scales)
             candidates = share_noise(*candidates, seeds, numbers[1], scale)
-        room, size = self.verifier.room(), (len(sequences), candidates[0].shape[1], max(work.budgets))
+        size = len(sequences), candidates[0].shape[1], max(work.budgets)
+        if self._budgets and any(s.request.adapts for s in sequences):
+            tree = tree_build(*candidates, *numbers, max_budget=size[-1])
+            work.chosen = self._budgets.choose(work.entries, work.budgets, tree, candidates)
+            work.budgets = work.chosen.nodes
+            return prefix(tree, work.budgets) if any(work.budgets) else None
+        room = self.verifier.room()
         out = room and DraftTree.allocate(*size, room)
         return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
 

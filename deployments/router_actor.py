@@ -43,10 +43,13 @@ class RouterActor:
         """`verifier` is the Serve handle of the Verifier deployment."""
         import torch
 
+        from ddtree.deployments.budgets import Budgets
+        from ddtree.deployments.costs import Costs
         from ddtree.deployments.grammar import Grammars, tokenizer_of
         from ddtree.deployments.links import Links
         from ddtree.deployments.round_loop import RoundLoop
         from ddtree.deployments.scheduler import Limits, Scheduler
+        from ddtree.deployments.sizing import step_rows
         from ddtree.verifier.pages import PageAllocator
 
         torch.set_num_threads(1)  # small tensors; the cores belong to the target
@@ -64,12 +67,16 @@ class RouterActor:
         )
         # The verifier says how many pages there are: until it is connected no round runs.
         self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
+        self._rows = step_rows(config)[0]
+        costs = Costs(self._rows, config.scheduler.max_sequences)
+        self._budgets = Budgets(costs, config.tree.max_budget, models.horizon) if models.drafter else None
         self._loop = RoundLoop(
             self._scheduler,
             self._emit,
             config.verifier.device,
             shared_noise=config.tree.shared_noise,
             overlap=config.scheduler.overlap,
+            budgets=self._budgets,
         )
         target = models.target
         self._grammars = Grammars(lambda: tokenizer_of(target.model_dir, target.vocab_size, target.eos_token_ids))
@@ -234,12 +241,20 @@ class RouterActor:
         while True:
             try:
                 link = self._claim(self._groups())
+                self._measure(link)
                 self._gone = None
                 self._ready.set()
                 return link
             except Exception as error:
                 log.warning("no verifier yet: %s", error)
                 time.sleep(VERIFIER_RETRY_S)
+
+    def _measure(self, verifier: Any) -> None:
+        """What its steps take, for budgets that adapt."""
+        from ddtree.deployments.measuring import measure
+
+        if self._budgets:
+            self._budgets.costs.step.measured(measure(verifier, self._scheduler, self._rows))
 
     def _groups(self) -> list[list[ActorHandle]]:
         """The ranks of each group that may be had now. Waits for one, and raises TimeoutError or what kept all groups from

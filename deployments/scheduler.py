@@ -129,7 +129,7 @@ class Scheduler:
             return False
         if sequence.awaited not in coming:
             sequence.keys = page_keys(sequence.tokens, self.pages.page_size, sequence.keys)
-            window = self.limits.rebuild_window if sequence.request.budget else 0
+            window = self.limits.rebuild_window if sequence.wants_drafter else 0
             useful = sequence.keys[: max(0, sequence.shareable - window) // self.pages.page_size]
             sequence.awaited = next((key for key in reversed(useful) if key in coming), None)
         return sequence.awaited is not None
@@ -176,7 +176,7 @@ class Scheduler:
 
     def _budget(self, sequence: Sequence) -> int:
         past_the_end = sequence.computed + self.limits.horizon >= self.limits.max_positions
-        return 0 if past_the_end or sequence.remaining == 1 else sequence.request.budget
+        return 0 if past_the_end or sequence.remaining == 1 else sequence.nodes
 
     def _provide(self, sequence: Sequence, rows: int, entries: list[Entry]) -> bool:
         """Give the sequence pages for `rows` KV rows, from later arrivals if need be. False: it has to wait."""
@@ -215,7 +215,7 @@ class Scheduler:
         sequence.pages = self.pages.share(sequence.keys[:usable])
         sequence.kept = len(sequence.pages)
         sequence.computed = sequence.stored = sequence.kept * self.pages.page_size
-        if sequence.computed and sequence.request.budget:
+        if sequence.computed and sequence.wants_drafter:
             self.rebuild_context(sequence)
         sequence.stats.cached_tokens = max(sequence.stats.cached_tokens, sequence.computed)
 

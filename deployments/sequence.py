@@ -9,6 +9,8 @@ from itertools import islice
 from ddtree.deployments.grammar import GrammarState
 from ddtree.deployments.requests import GenerationRequest, RequestStats, TokenLogprobs
 
+PATIENCE = 4.0  # tokens that count for a forecast when it is held against what was accepted
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -16,6 +18,22 @@ class Accepted:
 
     base: int  # committed KV rows before the path
     path: list[int]  # node indices, 0 first
+
+
+@dataclass
+class Record:
+    """How the drafts of a sequence do. Kept by `Budgets`."""
+
+    expected: float = 0.0  # tokens accepted by the forecast, and really; early rounds count less and less
+    accepted: float = 0.0
+    pays: float = 2.0  # seconds that its drafts save by those that they take, averaged; begins in its favour
+    failures: int = 0  # so many times they did not pay
+    rest: int = 0  # rounds until they are tried again
+
+    @property
+    def luck(self) -> float:
+        """Times the forecast that is accepted."""
+        return (self.accepted + PATIENCE) / (self.expected + PATIENCE)
 
 
 @dataclass
@@ -34,6 +52,10 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)  # of its full pages, as far as they were needed
     awaited: bytes | None = None  # the last page that it wants of those that another sequence is about to compute
     kept: int = 0  # so many of its pages are complete and offered to others
+    nodes: int = 0  # of its next draft tree besides the root, at most
+    levels: int | None = None  # depths that its drafts are to have; None: all
+    wants_drafter: bool = False
+    record: Record | None = None  # of a request whose budget adapts
     drafter: str | None = None  # who holds its context
     context: int = 0  # positions below this are in the drafter's context, or with `features` on their way
     restart: bool = True  # the drafter must drop what it holds of this sequence first
@@ -56,7 +78,8 @@ class Sequence:
         if self.request.sampling.edits and self.request.sampling.edits.penalizes:
             self.counts = dict.fromkeys(self.tokens[: self.answer_begin], 0)
             self._count(self.answer)
-        self.stats.budget = self.request.budget
+        self.stats.budget, self.nodes = self.request.asked_budget, self.request.budget
+        self.wants_drafter = self.request.budget > 0
 
     @property
     def id(self) -> str:

@@ -90,7 +90,8 @@ class GrowingContexts:
         ids = [token for work in works for token in [work.item.bonus, *[config.mask_token_id] * config.horizon]]
         at = [work.item.position + slot for work in works for slot in range(config.block_size)]
         block, positions = torch.tensor([ids, at], device=stack.device)
-        return stack.draft(block, *stack.rotary(positions), _Cache(works, stack))
+        levels = max(config.horizon if work.item.levels is None else work.item.levels for work in works)
+        return stack.draft(block, *stack.rotary(positions), _Cache(works, stack), levels)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class DraftItem:
     context: list[FeatureSlice]  # new context, contiguous, continuing what is held
     bonus: int | None  # the token to draft after; None only feeds context
     position: int  # absolute position of the bonus token; the context ends just before it
+    levels: int | None = None  # of the next positions so many are wanted; None: all. There may be more in the answer
 
     @property
     def new_rows(self) -> int:

@@ -69,17 +69,19 @@ class Stack:
         rotate(_head_norm(kv, config)[:, :, : k.shape[2]] * self._context_norm, cos[:, None], sin[:, None], out=k)
         cache.feed(kv)
 
-    def draft(self, ids: Tensor, cos: Tensor, sin: Tensor, cache: Cache) -> Candidates:
-        """Candidates after B blocks [bonus, MASK, …]: ids `[B * slots]` integer."""
+    def draft(self, ids: Tensor, cos: Tensor, sin: Tensor, cache: Cache, levels: int | None = None) -> Candidates:
+        """Candidates after B blocks [bonus, MASK, …]: ids `[B * slots]` integer. `levels`: for the first so many positions only,
+        which saves most of what the lm_head takes; None: for all."""
         config = self.config
+        levels = config.horizon if levels is None else levels
         x = self._embedding[ids]
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         for i, layer in enumerate(self._layers):
             x = layer.finish(x, cache.attend(i, *layer.qkv(x, cos, sin)))
-        hidden = x.unflatten(0, (-1, config.block_size))[:, 1:].flatten(0, 1)
+        hidden = x.unflatten(0, (-1, config.block_size))[:, 1 : 1 + levels].flatten(0, 1)
         logprobs, best = topk_logprobs(self._logits(_norm(hidden, self._norm, config)), self.top_k)
-        return Candidates(*(rows.unflatten(0, (-1, config.horizon)) for rows in (logprobs, best)))
+        return Candidates(*(rows.unflatten(0, (-1, levels)) for rows in (logprobs, best)))
 
     def no_candidates(self) -> Candidates:
         """The candidates of no block."""

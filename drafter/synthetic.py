@@ -81,7 +81,9 @@ class SyntheticDrafter:
             return real
         device = real.ids.device
         tokens, coins = (torch.stack(part) for part in zip(*found, strict=True))
-        right = (tokens >= 0) & (coins < self._acceptance)
+        levels = real.ids.shape[1]
+        tokens, coins = tokens[:, :levels], coins[:, :levels]
+        right = (tokens >= 0) & (coins < self._acceptance[:levels])
         message = torch.stack((tokens, right.int()))
         if device.type == "cuda":
             message = message.pin_memory()

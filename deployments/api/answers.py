@@ -193,4 +193,4 @@ class AnswerWriter:
     def _figures(self, index: int) -> dict[str, Any]:
         done = self._delivered[index]
         ids = done.token_ids if self._options and self._options.return_token_ids else None
-        return figures(done.last.stats if done.last else None, self._sequences[index].request.budget, ids)
+        return figures(done.last.stats if done.last else None, self._sequences[index].request.asked_budget, ids)

@@ -25,7 +25,7 @@ def render(pods: Sequence[Snapshot], model: str, budget: int, accept: str = "") 
     Args:
         pods: at least one.
         model: the served name.
-        budget: nodes besides the root of a tree, where a request does not say.
+        budget: nodes besides the root of a tree, where a request does not say; the most of them where that varies.
     """
     registry = CollectorRegistry()  # of our own: the default one holds what others in this process put there
     registry.register(Pods(pods, model, budget))
@@ -81,7 +81,9 @@ class _Pod:
             "ddtree:verifier_connected", "1 while there is a verifier whose target is loaded.", now.verifier_connected
         )
         yield gauge("ddtree:drafters", "Drafters that draft.", now.drafters)
-        yield gauge("ddtree:budget", "Nodes besides the root of a tree, where the request does not say.", self._budget)
+        yield gauge(
+            "ddtree:budget", "Most nodes besides the root of a tree, where the request does not say.", self._budget
+        )
         yield counter("ddtree:rounds", "Rounds.", totals.rounds)
         yield counter("ddtree:stage_seconds", "Time the rounds took, by stage.", metrics.stage_seconds, "stage")
         sizes = _histogram(TREE_SIZES, metrics.tree_sizes.items())
@@ -90,6 +92,9 @@ class _Pod:
         yield histogram(
             "ddtree:acceptance_length", "Tokens gained by a drafted tree, the bonus token included.", lengths
         )
+        name, text = "ddtree:forecast_tokens", "Draft tokens that trees of varying size were expected to have accepted."
+        yield counter(name, text, totals.forecast_tokens)
+        yield counter("ddtree:forecast_accepted_tokens", "Those that were accepted of these.", totals.forecast_accepted)
         yield counter("ddtree:fallbacks", "Trees that wanted a draft and had none.", totals.fallbacks)
         yield counter("ddtree:drafter_moves", "Running sequences given to another drafter.", totals.moves)
         yield counter("ddtree:preemptions", "Sequences that gave up their pages for an older one.", now.preemptions)

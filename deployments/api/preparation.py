@@ -27,7 +27,7 @@ from ddtree.deployments.api.types import (
     TokenizeChat,
     TokenizeText,
 )
-from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
+from ddtree.deployments.requests import Budget, EditParams, GenerationRequest, SamplingParams
 
 
 @dataclass
@@ -38,7 +38,7 @@ class ApiSettings:
     context_length: int  # prompt + completion, in tokens
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    default_budget: int  # may change while requests are served
+    default_budget: Budget  # may change while requests are served
     max_budget: int
     max_body_bytes: int = 4 << 20
     max_choices: int = 128  # sequences that one request may start: prompts × n
@@ -182,13 +182,15 @@ class Preparation:
                 "min_tokens",
             )
         logprobs, prompt_logprobs = _logprobs(request)
+        budget = self._budget(request)
         generation = GenerationRequest(
             request_id=uuid.uuid4().hex,
             prompt_ids=tuple(ids),
             max_tokens=max(max_tokens, 1),
             stop_token_ids=self._stop_tokens(request),
             sampling=self._sampling(request),
-            budget=self._budget(request),
+            budget=self.settings.max_budget if budget == "auto" else budget,
+            adapts=budget == "auto",
             prefix_cache=request.ddtree.prefix_cache if request.ddtree else True,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -253,11 +255,11 @@ class Preparation:
             )
         return grammar
 
-    def _budget(self, request: GenerationFields) -> int:
+    def _budget(self, request: GenerationFields) -> Budget:
         asked = request.ddtree.budget if request.ddtree else None
         if asked is None:
             return self.settings.default_budget
-        if asked > self.settings.max_budget:
+        if asked != "auto" and asked > self.settings.max_budget:
             most = self.settings.max_budget
             raise BadRequest(f"'ddtree.budget' is {asked}; this server's maximum is {most}.", "ddtree.budget")
         return asked

@@ -58,6 +58,6 @@ class _Line:
             "prompt_tokens": len(request.prompt_ids),
             "completion_tokens": self.tokens,
             "seconds": time.monotonic() - self.begin,
-            **figures(last.stats if last else None, request.budget, None),
+            **figures(last.stats if last else None, request.asked_budget, None),
         }
         print(json.dumps(line), flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ddtree.deployments.requests import RequestStats
+from ddtree.deployments.requests import Budget, RequestStats
 
 
 class PromptDetails(BaseModel):
@@ -107,12 +107,12 @@ class Answer(BaseModel):
     ddtree: dict[str, Any] | None = None
 
 
-def figures(stats: RequestStats | None, budget: int, token_ids: Sequence[int] | None) -> dict[str, Any]:
+def figures(stats: RequestStats | None, budget: Budget, token_ids: Sequence[int] | None) -> dict[str, Any]:
     """Return the `ddtree` object of an answer.
 
     Args:
         stats: of the engine; None when a stop string ended the request before the engine gave any.
-        budget: of the request, in draft nodes per round.
+        budget: of the request, in draft nodes per round, or "auto".
         token_ids: the delivered tokens, or None where the request did not ask for them.
 
     Returns:

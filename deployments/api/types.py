@@ -85,8 +85,9 @@ class StreamOptions(_Neutral):
 class DDTreeOptions(Strict):
     """Our extension: how much to speculate, and whether to return the token ids."""
 
-    budget: int | None = Field(
-        None, ge=0, description="draft nodes per round, up to the server's maximum; 0 is plain decoding"
+    budget: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+        None,
+        description="draft nodes per round, up to the server's maximum; 0 is plain decoding, auto leaves it to the server",
     )
     return_token_ids: bool = Field(False, description="the `ddtree` object of the answer has the token ids")
     prefix_cache: bool = Field(True, description="false computes the whole prompt, for measurements")
@@ -373,8 +374,8 @@ def parse(kind: type[R], body: dict[str, Any]) -> R:
 def _explain(error: ValidationError) -> BadRequest:
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "extra_forbidden"), details[0])
-    tags = [part for part in first["loc"][1:] if part == "str" or str(part).startswith("list[")]  # of unions
-    loc = [*first["loc"][:1], *(part for part in first["loc"][1:] if part not in tags)]
+    tags = ("str", "constrained-int", "literal[", "list[")  # of unions
+    loc = [*first["loc"][:1], *(part for part in first["loc"][1:] if not str(part).startswith(tags))]
     reason = first["msg"]
     if first["type"] == "value_error":
         cause = first["ctx"]["error"].args

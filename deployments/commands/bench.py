@@ -17,7 +17,7 @@ import httpx
 
 from ddtree.deployments.commands.client import chat_body, get_json, post_chat, settings
 from ddtree.deployments.commands.machine import Machine
-from ddtree.deployments.requests import STAGES
+from ddtree.deployments.requests import STAGES, Budget
 
 MODES = ("plain", "speculative")
 WARM_UP_TOKENS = 8
@@ -33,7 +33,7 @@ class BenchOptions:
     prompts: Sequence[str]
     max_tokens: int = 128
     concurrency: int = 1
-    budget: int | None = None  # of the speculative mode; None is the server's default
+    budget: Budget | None = None  # of the speculative mode; None is the server's default
     temperature: float = 0.0
     seed: int = 0
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ddtree.deployments.commands.bench_view import histogram
 from ddtree.deployments.commands.client import ServerError, chat_body, get_json, settings, stream_chat
+from ddtree.deployments.requests import Budget
 
 HELP = "Type a message. /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 
@@ -21,7 +22,7 @@ class ChatOptions:
     """How to ask. None leaves a field to the server."""
 
     url: str
-    budget: int | None = None
+    budget: Budget | None = None
     temperature: float = 0.0
     max_tokens: int = 512
     seed: int | None = None
@@ -64,7 +65,7 @@ class Chat:
         self.messages.append({"role": "assistant", "content": answer.text})
         return answer
 
-    def _stream(self, title: str | None, budget: int | None) -> Answer:
+    def _stream(self, title: str | None, budget: Budget | None) -> Answer:
         options, answer = self._options, Answer()
         body = chat_body(
             self.messages,

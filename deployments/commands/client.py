@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from ddtree.deployments.requests import Budget
+
 CHAT = "/v1/chat/completions"
 KEY = "DDTREE_API_KEY"  # an environment variable and no option: `ddtree bench` writes its command line into its result
 TIMEOUT = httpx.Timeout(10.0, read=600.0)  # an answer may wait in a queue and then take minutes on a small machine
@@ -19,7 +21,7 @@ class ServerError(RuntimeError):
 
 
 def chat_body(
-    messages: list[dict[str, str]], *, budget: int | None, prefix_cache: bool = True, **fields: Any
+    messages: list[dict[str, str]], *, budget: Budget | None, prefix_cache: bool = True, **fields: Any
 ) -> dict[str, Any]:
     """Return a chat request that asks for our figures and the token ids. `budget` None is the server's default."""
     extension: dict[str, Any] = {"return_token_ids": True, "prefix_cache": prefix_cache}

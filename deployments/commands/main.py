@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,7 +27,18 @@ console = Console()
 URL = "http://127.0.0.1:8000"
 MODEL = "smollm2-135m-instruct"
 Url = Annotated[str, typer.Option(help="Address of a running server.")]
-Budget = Annotated[int | None, typer.Option(min=0, help="Draft nodes per round; the server's default if left out.")]
+
+
+def _budget(text: str) -> str | int:
+    if text == "auto" or text.isdecimal():
+        return text if text == "auto" else int(text)
+    raise typer.BadParameter(f"{text!r} is neither a number of nodes nor auto")
+
+
+Budget = Annotated[
+    Any,
+    typer.Option(parser=_budget, metavar="N|auto", help="Draft nodes per round; the server's default if left out."),
+]
 
 
 @app.command()

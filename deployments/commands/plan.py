@@ -24,6 +24,7 @@ REMEDY = "give its config.json with --{}-config FILE"
 ACCEPTANCE_LENGTH = (
     4.0  # assumed; SmolLM2 with its drafter at budget 16 gained 3.8 tokens a round (benchmarks/README.md)
 )
+AUTO_BUDGET = 16  # assumed where the server chooses
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def make_plan(path: Path, options: PlanOptions | None = None) -> Plan:
         gpu=gpu,
         gpus=config.gpus_needed,
         pods=pods,
-        budget=config.tree.budget,
+        budget=_budget(config),
         memory_fraction=fraction,
         memory_per_gpu=budget,
         kv_tokens=tokens,
@@ -155,6 +156,10 @@ def _gpu(config: AppConfig, options: PlanOptions) -> Gpu | None:
     return replace(GPUS[name], memory=memory)
 
 
+def _budget(config: AppConfig) -> int:
+    return AUTO_BUDGET if config.tree.budget == "auto" else config.tree.budget
+
+
 def _points(
     config: AppConfig,
     target: TargetShape,
@@ -165,7 +170,7 @@ def _points(
     options: PlanOptions,
 ) -> tuple[Point, ...]:
     """Rounds at every load. Without a drafter both kinds are plain."""
-    accepted, budget = (options.acceptance_length, config.tree.budget) if drafter else (1.0, 0)
+    accepted, budget = (options.acceptance_length, _budget(config)) if drafter else (1.0, 0)
     if not 1 <= accepted <= (drafter.block_size if drafter else 1):
         most = drafter.block_size if drafter else 1
         raise ConfigError(
@@ -221,6 +226,8 @@ def _notes(
     )
     drafter, share = memory.drafter, config.drafter.num_gpus
     if drafter:
+        if config.tree.budget == "auto":
+            notes.append(f"budget auto is taken as {AUTO_BUDGET}; the server takes what pays under each load")
         notes.append(
             f"acceptance length {options.acceptance_length:g} is an assumption: measure it with `ddtree bench`"
         )

@@ -56,7 +56,7 @@ def test_what_needs_files_that_are_not_shipped_says_so(path: Path) -> None:
             "unknown key 'tree.bugdet'; valid beside it are budget, max_budget, shared_noise, top_k",
         ),
         ({"target": TARGET, "trees": {}}, "unknown key 'trees'"),
-        ({"target": TARGET, "tree": {"budget": -1}}, "'tree.budget' = -1: input should be greater than or equal to 0"),
+        ({"target": TARGET, "tree": {"budget": -1}}, "'tree.budget' = -1: give a number of nodes from 0 on, or auto"),
         ({"target": TARGET, "tree": {"budget": 64}}, "tree.budget (64) is above tree.max_budget (63)"),
         ({}, "'target' is missing"),
         (

@@ -10,11 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddtree.deployments.budgets import Budgets
 from ddtree.deployments.overlap import Mode
-from ddtree.deployments.requests import EditParams, GenerationRequest, SamplingParams
+from ddtree.deployments.requests import Budget, EditParams, GenerationRequest, SamplingParams
 from ddtree.verifier.pages import page_keys
 
-from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
+from .tiny import HORIZON, MOST, VOCABULARY, Engine, Guesser, LocalVerifier, Whims, make_target, plain, request
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ requests = st.lists(
     st.tuples(
         prompts,
         st.integers(1, 12),  # max_tokens
-        st.sampled_from([0, 1, 3, 7, 15]),  # budget
+        st.sampled_from([0, 1, 3, 7, 15, "auto", "auto"]),  # budget
         st.sampled_from([0.0, 0.7, 1.5]),  # temperature
         st.integers(0, 6),  # the round it arrives in
     ),
@@ -54,7 +55,7 @@ events = st.lists(
 )
 def test_output_is_plain_decoding(
     verifier: LocalVerifier,
-    wanted: list[tuple[list[int], int, int, float, int]],
+    wanted: list[tuple[list[int], int, Budget, float, int]],
     happenings: list[tuple[int, str]],
     seed: int,
     pages: int,
@@ -65,7 +66,7 @@ def test_output_is_plain_decoding(
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     longest = max(len(r.prompt_ids) + r.max_tokens + r.budget + 1 for r in asked)
     verifier.pages, kept = max(pages, -(-longest // verifier.page_size) + 1), verifier.pages  # one is scratch
-    engine = Engine(verifier, overlap=overlap)
+    engine = Engine(verifier, overlap=overlap, budgets=Budgets(Whims(seed), MOST, HORIZON))
     verifier.pages = kept
     first = Guesser("first", answers, seed)
     engine.loop.add_drafter(first)

@@ -17,13 +17,14 @@ from openai import OpenAI
 from ray import serve
 
 from ddtree.deployments.commands.prompts import read_prompts
+from ddtree.deployments.requests import Budget
 
 from ..conftest import REPOSITORY, Deployment
 
 PROMPTS = read_prompts(REPOSITORY / "tests/data/prompts.jsonl", None)
 
 
-def ask(url: str, prompt: str, budget: int, max_tokens: int = 40, **more: Any) -> dict[str, Any]:
+def ask(url: str, prompt: str, budget: Budget, max_tokens: int = 40, **more: Any) -> dict[str, Any]:
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
@@ -73,13 +74,14 @@ def test_greedy_is_plain_and_drafts_pay(server: str, prompt: str) -> None:
 )
 def test_sampled_is_plain_with_the_same_seed(server: str, sampling: dict[str, float]) -> None:
     for seed, prompt in enumerate(PROMPTS[8:10]):
-        plain, drafted, wide = (ask(server, prompt, budget, 24, seed=seed, **sampling) for budget in (0, 8, 63))
-        assert drafted["token_ids"] == plain["token_ids"] == wide["token_ids"]
+        budgets: tuple[Budget, ...] = (0, 8, "auto")
+        plain, drafted, auto = (ask(server, prompt, budget, 24, seed=seed, **sampling) for budget in budgets)
+        assert drafted["token_ids"] == plain["token_ids"] == auto["token_ids"]
     assert ask(server, prompt, 8, 24, seed=99, **sampling)["token_ids"] != plain["token_ids"]
 
 
 def test_eight_at_once_equal_their_solo_runs(server: str) -> None:
-    budgets = [0, 16, 8, 32, 16, 63, 4, 16]
+    budgets: list[Budget] = [0, 16, "auto", 32, "auto", 63, 4, "auto"]
     jobs = [(PROMPTS[11 + i], budget, 0.8 if i % 2 else 0.0) for i, budget in enumerate(budgets)]
 
     def run(job: tuple[str, int, float]) -> list[int]:

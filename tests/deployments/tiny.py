@@ -7,14 +7,17 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
 import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ddtree.deployments.budgets import Budgets
+from ddtree.deployments.costs import Costs, StepCost
 from ddtree.deployments.grammar import Grammars
 from ddtree.deployments.overlap import Mode
-from ddtree.deployments.requests import Delta, GenerationRequest, SamplingParams
+from ddtree.deployments.requests import Budget, Delta, GenerationRequest, SamplingParams
 from ddtree.deployments.round_loop import PeerLost, RoundLoop
 from ddtree.deployments.scheduler import Limits, Scheduler
 from ddtree.deployments.sequence import Sequence
@@ -31,6 +34,7 @@ VOCABULARY = 61
 HORIZON = 5
 TOP_K = 4
 FEATURE_LAYERS = (0, 1)
+MOST = 20  # nodes of a tree whose budget adapts
 
 
 class Letters:
@@ -131,11 +135,12 @@ class Guesser:
     def result(self) -> tuple[Tensor, Tensor]:
         if self.dead:
             raise PeerLost("dead")
-        shape = (len(self._items), HORIZON, TOP_K)
+        asked = [HORIZON if item.levels is None else item.levels for item in self._items]
+        shape = (len(self._items), max(asked, default=HORIZON), TOP_K)
         ids = torch.empty(shape, dtype=torch.int32)
         for i, item in enumerate(self._items):
             truth = self._answers[item.sequence][item.position + 1 :]
-            for depth in range(HORIZON):
+            for depth in range(shape[1]):
                 order = torch.randperm(VOCABULARY, generator=self._random)[:TOP_K]
                 right = torch.rand((), generator=self._random) > self._errs
                 if depth < len(truth) and right and truth[depth] not in order:
@@ -159,11 +164,12 @@ class Engine:
         max_positions: int = 512,
         shared_noise: bool = True,
         overlap: Mode = "off",
+        budgets: Budgets | None = None,
     ) -> None:
         pages = PageAllocator(verifier.pages - 1, verifier.page_size)
         limits = Limits(8, 100, prefill_rows, max_positions, HORIZON, rebuild_window=6)
         self.scheduler = Scheduler(pages, limits)
-        self.loop = RoundLoop(self.scheduler, self._emit, shared_noise=shared_noise, overlap=overlap)
+        self.loop = RoundLoop(self.scheduler, self._emit, shared_noise=shared_noise, overlap=overlap, budgets=budgets)
         self.loop.verifier = self._verifier = verifier
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}
@@ -213,19 +219,37 @@ class Engine:
         assert self.scheduler.pages.free_pages == self.scheduler.pages.pages, "every page is free again"
 
 
+class Whims(Costs):
+    """Learns nothing and changes its mind: drafts cost next to nothing, then too much, and rows whatever they like."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(rows=256, sequences=8)
+        self._random, self._seconds = np.random.default_rng(seed), 0.0
+
+    def draft(self, sequences: int, levels: int) -> float:
+        return self._seconds if sequences else 0.0
+
+    def observe(self, *_: object) -> None:
+        self.step, self._seconds = StepCost(256), self._random.choice([0.0, 0.001, 0.05])
+        for rows in (1, 8, 64):
+            self.step.rows.observe(rows, self._random.uniform(0.001, 0.03))
+        self.step.per_attended = self._random.choice([0.0, 1e-4])
+
+
 def plain(verifier: LocalVerifier, request: GenerationRequest) -> list[int]:
     """The request alone, without drafts."""
     engine = Engine(verifier)
-    engine.add(GenerationRequest(**{**vars(request), "budget": 0}))
+    engine.add(GenerationRequest(**{**vars(request), "budget": 0, "adapts": False}))
     engine.run()
     return engine.output[request.request_id]
 
 
 def request(
-    name: str, prompt: list[int], max_tokens: int, budget: int, temperature: float = 0.0, **more: object
+    name: str, prompt: list[int], max_tokens: int, budget: Budget, temperature: float = 0.0, **more: object
 ) -> GenerationRequest:
     sampling = SamplingParams(temperature=temperature, seed=crc32(name.encode()), **more)  # type: ignore[arg-type]
-    return GenerationRequest(name, tuple(prompt), max_tokens, (), sampling, budget)
+    nodes, adapts = (MOST, True) if budget == "auto" else (budget, False)
+    return GenerationRequest(name, tuple(prompt), max_tokens, (), sampling, nodes, adapts)
 
 
 def make_drafter(folder: Path, hidden_size: int = 32) -> Path:

@@ -164,6 +164,20 @@ def test_batched_equals_alone(drafter: Drafter) -> None:
         assert torch.equal(alone.ids[0], together.ids[i])
 
 
+def test_fewer_levels_are_the_first_of_all(drafter: Drafter) -> None:
+    """Whatever is asked of others in the call; how many there are beyond those asked for is the drafter's affair."""
+    drafter.release(None)
+    items = [feed("a", 9), feed("b", 5)]
+    whole = drafter.draft(items, [feats(9)])
+    for levels in ((1, 1), (3, 2), (2, None)):
+        asked = [dataclasses.replace(item, levels=n) for item, n in zip(items, levels, strict=True)]
+        found = drafter.draft(asked, [feats(9)])
+        there = found.ids.shape[1]
+        assert there >= max(n or drafter.info.horizon for n in levels)
+        assert torch.equal(found.ids, whole.ids[:, :there])
+        torch.testing.assert_close(found.logprobs, whole.logprobs[:, :there], atol=1e-5, rtol=1e-5)
+
+
 def test_a_name_used_again_remembers_nothing(fresh: Drafter) -> None:
     """Drafter state of a slot reused by the next request, after a release and after a bare restart."""
     clean = fresh.draft([feed("s", 9)], [feats(9, 1)])

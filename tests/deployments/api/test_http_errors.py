@@ -69,6 +69,7 @@ def test_malformed_bodies(server: str, path: str, body: str | bytes) -> None:
         ({"stop": ["x"] * 17}, "stop", "16"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"ddtree": {"budget": -1}}, "ddtree.budget", "greater"),
+        ({"ddtree": {"budget": "all"}}, "ddtree.budget", "integer"),
         ({"ddtree": {"budget": 64}}, "ddtree.budget", "maximum is 63"),
         ({"ddtree": {"depth": 3}}, "ddtree.depth", "not a field"),
     ],

@@ -132,6 +132,9 @@ def test_a_bias_of_what_is_no_token_id(key: str) -> None:
 def test_budget(prepare: Preparation) -> None:
     assert completion(prepare).budget == 16
     assert completion(prepare, ddtree={"budget": 0}).budget == 0
+    auto, fixed = (completion(prepare, ddtree={"budget": budget}) for budget in ("auto", 63))
+    assert (auto.budget, auto.adapts, auto.asked_budget) == (63, True, "auto"), "as large as any, at most"
+    assert (fixed.budget, fixed.adapts, fixed.asked_budget) == (63, False, 63)
     assert completion(prepare, ddtree={}).budget == 16
     with pytest.raises(BadRequest, match="maximum is 63"):
         completion(prepare, ddtree={"budget": 64})

@@ -1,0 +1,171 @@
+"""Trees get as many nodes as pay, batches and sequences no drafts where these do not, and nobody another token for it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtree.deployments.budgets import Budgets, select
+from ddtree.deployments.costs import Costs
+
+from .tiny import HORIZON, MOST, Engine, Guesser, LocalVerifier, Whims, make_target, plain, request
+
+PROMPTS = [[7 * i % 50 + j for i in range(4)] for j in range(8)]
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> LocalVerifier:
+    return LocalVerifier(make_target(tmp_path_factory.mktemp("target")), pages=400)
+
+
+class Fixed(Costs):
+    """A machine that is as fast as the test says, whatever the one that runs it does."""
+
+    def __init__(self, step: float, row: float, draft: float) -> None:
+        """Seconds of a step of no rows, of each row, and of the draft of each sequence."""
+        super().__init__(rows=1000, sequences=8)
+        for rows in (1, 1000):
+            self.step.rows.observe(rows, step + rows * row)
+        self.seconds = draft
+
+    def draft(self, sequences: int, levels: int) -> float:
+        return sequences * self.seconds
+
+    def observe(self, *_: Any) -> None:
+        pass
+
+
+gains = st.lists(
+    st.lists(st.floats(0, 1), min_size=4, max_size=4).map(lambda row: sorted(row, reverse=True)), min_size=1, max_size=3
+)
+
+
+@given(gains, st.lists(st.floats(0.01, 1), min_size=13, max_size=13), st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_other_choice_gives_more_tokens_per_second(rows: list[list[float]], steps: list[float], data: Any) -> None:
+    """Against all choices, over curves of any shape."""
+    worth = np.array(rows)
+    trees, nodes = worth.shape
+    prices = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.1]), min_size=trees, max_size=trees)))
+    seconds = np.cumsum(steps)[: trees * nodes + 1]
+    sums = np.concatenate([np.zeros((trees, 1)), worth.cumsum(1)], 1)
+
+    def rate(counts: tuple[int, ...]) -> float:
+        tokens = trees + sum(sums[i, n] for i, n in enumerate(counts))
+        return float(tokens / (seconds[sum(counts)] + prices @ np.array(counts)))
+
+    best = max(map(rate, product(range(nodes + 1), repeat=trees)))
+    found = select(worth, prices, seconds, sure=trees, rate=best)
+    assert rate(tuple(found.nodes)) == pytest.approx(best)
+    assert found.tokens / found.seconds == pytest.approx(best)
+
+
+def test_whims_change_no_token(verifier: LocalVerifier) -> None:
+    """Long answers under costs that change every round: contexts are given up and made again, trees cut, batches left without."""
+    asked = [request(f"r{i}", prompt, 90, "auto", (0.0, 1.0)[i % 2]) for i, prompt in enumerate(PROMPTS[:4])]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
+    turns, seen = {True: 0, False: 0}, {}
+    for seed in range(6):
+        engine = Engine(verifier, budgets=Budgets(Whims(seed), MOST, HORIZON))
+        engine.loop.add_drafter(Guesser("d", answers, seed))
+        running = [engine.add(r) for r in asked]
+
+        def count(_: int, running: list[Any] = running) -> None:
+            for sequence in running:
+                if seen.setdefault(id(sequence), True) != sequence.wants_drafter:
+                    seen[id(sequence)] = sequence.wants_drafter
+                    turns[sequence.wants_drafter] += 1
+
+        engine.run(count)
+        engine.check_end(truth, set())
+    assert turns[False] > 10 and turns[True] > 10
+
+
+def test_deep_drafts_are_made_where_they_pay(verifier: LocalVerifier) -> None:
+    """Two drafters, whose drafts are as deep as what their sequences need; every depth costs something."""
+
+    class Depths(Fixed):
+        def draft(self, sequences: int, levels: int) -> float:
+            return sequences * levels * self.seconds
+
+    asked = [request(f"r{i}", prompt, 120, "auto") for i, prompt in enumerate(PROMPTS[:2])]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
+    for seconds in (1e-6, 0.0008):
+        engine = Engine(verifier, budgets=Budgets(Depths(step=0.01, row=0.0001, draft=seconds), MOST, HORIZON))
+        for name in ("one", "other"):
+            engine.loop.add_drafter(Guesser(name, answers, 0, errs=0.0))
+        running, seen = [engine.add(r) for r in asked], set()
+        engine.run(lambda _, running=running, seen=seen: seen.update(s.levels for s in running if s.wants_drafter))
+        engine.check_end(truth, set())
+        assert (2 in seen) == (seconds > 1e-5)
+        assert HORIZON in seen, "now and then, to see what is missed"
+
+
+def test_who_never_accepts_is_not_drafted_for(verifier: LocalVerifier) -> None:
+    asked = [request(name, prompt, 200, "auto") for name, prompt in zip(("good", "bad"), PROMPTS, strict=False)]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    answers = {"good": [*asked[0].prompt_ids, *truth["good"]], "bad": [*asked[1].prompt_ids, *[60] * 220]}
+    engine = Engine(verifier, budgets=Budgets(Fixed(step=0.01, row=0.0001, draft=0.001), MOST, HORIZON))
+    engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.1))
+    good, bad = (engine.add(r) for r in asked)
+    for _ in range(40):
+        engine.loop.run()
+    assert good.wants_drafter and good.stats.accepted_tokens > good.stats.rounds
+    assert not bad.wants_drafter and bad.nodes == 0
+    before = bad.stats.drafted_tokens
+    engine.loop.run()
+    assert bad.stats.drafted_tokens == before
+    engine.run()
+    engine.check_end(truth, set())
+
+
+def test_under_load_nobody_is_drafted_for_and_afterwards_all_are(verifier: LocalVerifier) -> None:
+    """Eight rows take as long as one, and more of them soon longer than they are worth."""
+    costs = Fixed(step=0.01, row=0.0, draft=0.0005)
+    for rows, seconds in ((8, 0.01), (12, 0.02), (16, 0.04), (64, 0.16), (1000, 2.5)):
+        for _ in range(200):
+            costs.step.rows.observe(rows, seconds)
+    asked = [request(f"r{i}", prompt, 260 if i == 0 else 60, "auto") for i, prompt in enumerate(PROMPTS)]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    engine = Engine(verifier, prefill_rows=64, budgets=Budgets(costs, MOST, HORIZON))
+    engine.loop.add_drafter(
+        Guesser("d", {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}, 0, errs=0.2)
+    )
+    running = [engine.add(r) for r in asked]
+    for _ in range(20):
+        engine.loop.run()
+    assert len(engine.scheduler.running) == 8
+    assert not any(s.wants_drafter for s in running)
+    while len(engine.scheduler.running) > 1:
+        engine.loop.run()
+    drafted = running[0].stats.drafted_tokens
+    for _ in range(20):
+        engine.loop.run()
+    assert running[0].wants_drafter and running[0].stats.drafted_tokens > drafted
+    engine.run()
+    engine.check_end(truth, set())
+
+
+def test_the_forecast_comes_true(verifier: LocalVerifier) -> None:
+    """Within 10 % of what is accepted, although the drafter's own probabilities say nothing here."""
+    budgets = Budgets(Fixed(step=0.01, row=0.0001, draft=0.0001), MOST, HORIZON)
+    asked = [request(f"r{i}", prompt, 300, "auto", (0.0, 0.8)[i % 2]) for i, prompt in enumerate(PROMPTS)]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    engine = Engine(verifier, prefill_rows=64, budgets=budgets)
+    engine.loop.add_drafter(Guesser("d", {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}, 0))
+    for r in asked:
+        engine.add(r)
+    for _ in range(40):
+        engine.loop.run()
+    totals = engine.loop.totals
+    forecast, accepted = totals.forecast_tokens, totals.forecast_accepted
+    engine.run()
+    assert totals.forecast_accepted - accepted > 500
+    assert totals.forecast_tokens - forecast == pytest.approx(totals.forecast_accepted - accepted, rel=0.1)
