@@ -30,12 +30,12 @@ SAMPLES = 64  # drafts that stand for those to come
 SMOOTH = 0.1  # weight of a round in what is averaged over rounds
 BACK = 1.05  # so much better than plain decoding drafts must promise to be before they are made again
 TRIES = 4  # of different drafts, for a forecast without one
-LOOK = 8  # rounds without drafts between two looks at what they promise
+LOOK = 16  # rounds between two looks at what drafts would give
 UNLUCKY = 0.5  # times the forecast
 REST = 64  # rounds that a sequence goes on without drafts when its own did not pay; twice as many each further time
 OFF_ROUNDS = 400  # rounds without drafts, until some are made whatever they promise: their cost may have changed
-REBUILDING = 0.005  # part of the time that may be spent on contexts that were given up
-SAVED_S = 0.5  # of that time, what is kept for later
+REBUILDING = 0.01  # part of the time that may be spent on contexts that were given up
+SAVED_S = 2.0  # of that time, what is kept for later
 ROOM = 4  # trees are built with so many times the nodes that they got of late: a draft may be good
 LEAST = 8  # and so many more
 FADE = 0.95  # by round, of what a sequence's record counts
@@ -96,7 +96,7 @@ class _Sample:
     """A tree that was drafted to the full depth."""
 
     gains: Numbers  # [N]
-    depths: NDArray[np.int32]  # [N]
+    depths: NDArray[np.int64]  # [N]
 
     def within(self, levels: int) -> Numbers:
         """Gains of the nodes of the first depths."""
@@ -136,6 +136,7 @@ class Budgets:
         that give theirs up. A sequence that is to have one again computes so many rows for it."""
         ours = [s for s in sequences if s.request.adapts and not s.flying]
         if not ours:
+            self._asked = self._horizon
             return []
         promising = self._look(ours)
         others = any(s.wants_drafter for s in sequences if not s.request.adapts)  # who get all depths
@@ -178,7 +179,7 @@ class Budgets:
             for i in ours:
                 nodes[i] = 0
                 if self._asked == self._horizon:
-                    sample = _Sample(worth.gains[i], tree.depth[i, 1:].cpu().numpy())
+                    sample = _Sample(worth.gains[i], worth.depths[i])
                     self._samples[not sequences[i].request.sampling.greedy].append(sample)
             fixed = sum(gains[i, : nodes[i]].sum() for i in range(len(nodes)))
             drafted = sum(budget > 0 for budget in budgets)
@@ -213,8 +214,11 @@ class Budgets:
         if self._rounds % LOOK or not decoding:
             return False
         promises = {levels: self._promise(decoding, levels) for levels in self._options}
-        self._levels = max(promises, key=promises.__getitem__)
-        promising = promises[self._levels] > BACK
+        best = max(promises.values())
+        self._levels = min(levels for levels, promise in promises.items() if promise == best)
+        if best == inf:  # nothing is known
+            self._levels = self._horizon
+        promising = best > BACK
         if not self._drafts and (promising or self._rounds >= self._until):
             self._drafts, self._worth, promising = True, BACK, True
         return promising

@@ -35,6 +35,7 @@ class Worth:
 
     gains: Numbers  # [B, N] probability of being accepted; 0 in padding
     parents: NDArray[np.int64]  # [B, N]
+    depths: NDArray[np.int64]  # [B, N]
     cells: NDArray[np.int64]  # [B, N] of the table
 
 
@@ -65,7 +66,7 @@ class Gains:
             overall = tables[row, 0] * COLUMNS + before * (len(BINS) + 1) + bins[at]
             cells[at] = overall + min(depth, DEPTHS) * COLUMNS
             gains[at] = gains[row, parent] * self._chance(cells[at], self._chance(overall, said[at]))
-        return Worth(np.where(there, gains, 0.0)[:, 1:], above[:, 1:], cells[:, 1:])
+        return Worth(np.where(there, gains, 0.0)[:, 1:], above[:, 1:], depths[:, 1:], cells[:, 1:])
 
     def note(self, worth: Worth, budgets: list[int], paths: list[list[int]]) -> None:
         """Of these trees so many nodes were verified, and these paths accepted."""

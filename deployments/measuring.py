@@ -26,7 +26,8 @@ NODES = 8  # of the trees that are tried
 def measure(verifier: VerifierPeer, scheduler: Scheduler, largest: int) -> Iterator[tuple[StepSize, float]]:
     """Steps of up to `largest` rows and their seconds, for `StepCost.measured`. Their rows are written to the page that belongs
     to nobody, so the pool stays as it is. Raises PeerLost."""
-    limits, room = scheduler.limits, scheduler.pages.pages * scheduler.pages.page_size
+    limits = scheduler.limits
+    room = min(scheduler.pages.pages * scheduler.pages.page_size, limits.max_positions)  # of one sequence
     timed = _Timed(verifier, scheduler)
     timed.step([(0, 1)])  # whatever is made at the first step
     rows, seconds = 1, 0.0
@@ -37,7 +38,7 @@ def measure(verifier: VerifierPeer, scheduler: Scheduler, largest: int) -> Itera
     for sequences in {1, limits.max_sequences}:
         yield timed.step([(0, 1)] * sequences)
         yield timed.step([(0, 1 + NODES)] * sequences, trees=True)
-    context = min(CONTEXT, room, limits.max_positions) - CHUNK
+    context = min(CONTEXT, room) - CHUNK
     if context > 0:
         yield timed.step([(context, 1)])
         yield timed.step([(context, CHUNK)])

@@ -250,11 +250,17 @@ class RouterActor:
                 time.sleep(VERIFIER_RETRY_S)
 
     def _measure(self, verifier: Any) -> None:
-        """What its steps take, for budgets that adapt."""
+        """What its steps take, for budgets that adapt. Raises PeerLost."""
         from ddtree.deployments.measuring import measure
+        from ddtree.deployments.round_loop import PeerLost
 
         if self._budgets:
-            self._budgets.costs.step.measured(measure(verifier, self._scheduler, self._rows))
+            try:
+                self._budgets.costs.step.measured(measure(verifier, self._scheduler, self._rows))
+            except PeerLost:
+                raise
+            except Exception:
+                log.exception("steps cannot be timed: what they cost will be learned from rounds")
 
     def _groups(self) -> list[list[ActorHandle]]:
         """The ranks of each group that may be had now. Waits for one, and raises TimeoutError or what kept all groups from

@@ -374,8 +374,9 @@ def parse(kind: type[R], body: dict[str, Any]) -> R:
 def _explain(error: ValidationError) -> BadRequest:
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "extra_forbidden"), details[0])
-    tags = ("str", "constrained-int", "literal[", "list[")  # of unions
-    loc = [*first["loc"][:1], *(part for part in first["loc"][1:] if not str(part).startswith(tags))]
+    named, begun = ("str", "constrained-int"), ("list[", "literal[")  # of unions
+    tags = [part for part in first["loc"][1:] if part in named or str(part).startswith(begun)]
+    loc = [*first["loc"][:1], *(part for part in first["loc"][1:] if part not in tags)]
     reason = first["msg"]
     if first["type"] == "value_error":
         cause = first["ctx"]["error"].args

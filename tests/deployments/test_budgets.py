@@ -146,7 +146,7 @@ def test_under_load_nobody_is_drafted_for_and_afterwards_all_are(verifier: Local
     while len(engine.scheduler.running) > 1:
         engine.loop.run()
     drafted = running[0].stats.drafted_tokens
-    for _ in range(20):
+    for _ in range(40):
         engine.loop.run()
     assert running[0].wants_drafter and running[0].stats.drafted_tokens > drafted
     engine.run()
