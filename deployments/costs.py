@@ -7,7 +7,6 @@ mixture of experts reads more weights with every row until it reads them all.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,11 @@ class Curve:
         self._seconds = np.full(len(self._at), np.nan)
         self._seen = np.zeros(len(self._at))  # rounds beside each size
 
+    @property
+    def known(self) -> bool:
+        """Whether anything was observed."""
+        return not bool(np.isnan(self._seconds).all())
+
     def __call__(self, counts: Any) -> Numbers:
         """Seconds at these counts: 0 while nothing was observed, so that what was never tried gets tried."""
         counts = np.asarray(counts, np.float64)
@@ -47,7 +51,7 @@ class Curve:
         beside = [after - 1, after]
         part = float(np.clip((count - self._at[after - 1]) / (self._at[after] - self._at[after - 1]), 0, 1))
         weights = np.array([1 - part, part])
-        if np.isnan(self._seconds).all():
+        if not self.known:
             self._seconds[beside[int(part > 0.5)]] = seconds
             self._seen[beside] += weights
             return
@@ -86,6 +90,9 @@ class StepSize:
     attended: int = 0  # pairs of a row and such a KV row of its sequence
 
 
+TimedSteps = list[tuple[StepSize, float]]  # and the seconds they took
+
+
 class StepCost:
     """Seconds of a verify step: a curve over its rows, and what more sequences and their contexts add."""
 
@@ -94,9 +101,14 @@ class StepCost:
         self.rows = Curve(largest)
         self.per_sequence, self.per_tree, self.per_read, self.per_attended = 0.0, 0.0, 0.0, 0.0
 
-    def measured(self, steps: Iterable[tuple[StepSize, float]]) -> None:
+    @property
+    def known(self) -> bool:
+        """Whether any step was timed."""
+        return self.rows.known
+
+    def measured(self, steps: TimedSteps) -> None:
         """Begin with these: steps of one sequence without context or tree, and some with more of all."""
-        others: list[tuple[StepSize, float]] = []
+        others: TimedSteps = []
         for size, seconds in steps:
             if size == StepSize(size.rows):
                 self.rows.observe(size.rows, seconds)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
     from ddtree.deployments.config import AppConfig
+    from ddtree.deployments.costs import TimedSteps
     from ddtree.deployments.desk import Desk
     from ddtree.deployments.mailbox import Arena
     from ddtree.deployments.models import Models
@@ -113,6 +114,7 @@ class VerifierRank(MailActor):
         self._loads = wire.loads
         self._thread = DeviceThread()
         self._begun = 0
+        self._timed: TimedSteps | None = None
 
     def pid(self) -> int:
         return os.getpid()
@@ -157,6 +159,13 @@ class VerifierRank(MailActor):
     def pages(self) -> int:
         """Pages of the KV pool; the same on every rank."""
         return self._target.pool.pages
+
+    def timed(self) -> TimedSteps | None:
+        """What a router found steps of this group to take, for the next one; None: nobody timed them yet."""
+        return self._timed
+
+    def keep_timed(self, steps: TimedSteps) -> None:
+        self._timed = steps
 
     def step(self, batch: bytes, to_host: bool) -> VerifyResult:
         """One verify step over a VerifyBatch in wire form. Returned as an RDT object, unless `to_host`."""

@@ -241,7 +241,6 @@ class RouterActor:
         while True:
             try:
                 link = self._claim(self._groups())
-                self._measure(link)
                 self._gone = None
                 self._ready.set()
                 return link
@@ -249,18 +248,23 @@ class RouterActor:
                 log.warning("no verifier yet: %s", error)
                 time.sleep(VERIFIER_RETRY_S)
 
-    def _measure(self, verifier: Any) -> None:
-        """What its steps take, for budgets that adapt. Raises PeerLost."""
+    def _time_steps(self, verifier: Any, rank: ActorHandle) -> None:
+        """What steps take, for budgets that adapt: as the first router found that this group had. Raises PeerLost."""
         from ddtree.deployments.measuring import measure
         from ddtree.deployments.round_loop import PeerLost
 
-        if self._budgets:
-            try:
-                self._budgets.costs.step.measured(measure(verifier, self._scheduler, self._rows))
-            except PeerLost:
-                raise
-            except Exception:
-                log.exception("steps cannot be timed: what they cost will be learned from rounds")
+        if self._budgets is None or self._budgets.costs.step.known:
+            return
+        try:
+            steps = ray.get(rank.timed.remote(), timeout=self._config.verifier.timeout_s)
+            if steps is None:
+                steps = list(measure(verifier, self._scheduler, self._rows))
+                rank.keep_timed.remote(steps)
+            self._budgets.costs.step.measured(steps)
+        except PeerLost:
+            raise
+        except Exception:
+            log.exception("steps cannot be timed: what they cost will be learned from rounds")
 
     def _groups(self) -> list[list[ActorHandle]]:
         """The ranks of each group that may be had now. Waits for one, and raises TimeoutError or what kept all groups from
@@ -291,6 +295,7 @@ class RouterActor:
                     pages: int = ray.get(ranks[0].pages.remote(), timeout=timeout_s)
                     pool = PageAllocator(pages - 1, self._config.verifier.page_size)  # the last is scratch
                     self._scheduler.take_pool(pool)
+                    self._time_steps(link, ranks[0])
                     return link
             except Exception:
                 ranks[0].release.remote(me)

@@ -5,7 +5,7 @@
 
 So many clients each send one request after another. A window begins when all of them have one that was sent in its mode, and its
 tokens are those that the router counts (`vllm:generation_tokens`) until it ends; what runs then is cut off. Modes take turns,
-so that a machine whose speed drifts is as fast for all. A context is so many tokens that all prompts begin with, computed once:
+so that a machine whose speed drifts is as fast for all, and begin with the same prompt in each turn. A context is so many tokens that all prompts begin with, computed once:
 they are read by every step. Writes budgets-NAME.json, .md and .png, anew after every window.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
             clients = Load(url, prompts, context, streams, options.temperature)
             for turn in range(options.turns):
                 for budget in options.budgets if turn % 2 == 0 else reversed(options.budgets):
-                    window: Window = clients.run(budget, options.seconds)
+                    window: Window = clients.run(budget, options.seconds, turn * len(prompts) // options.turns)
                     result["windows"].append(asdict(window))
                     report.write(result, options.out)
                     progress.update(task, advance=1, description=f"context {context}, {streams} streams, {budget}")

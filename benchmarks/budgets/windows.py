@@ -41,10 +41,11 @@ class Load:
         self._url, self._context, self._streams, self._temperature = url, context, streams, temperature
         beginning = WORD * context
         self._prompts = [beginning + prompt for prompt in prompts]
-        self._next = count()
 
-    def run(self, budget: Budget, seconds: float) -> Window:
-        """Raises ServerError where a request fails."""
+    def run(self, budget: Budget, seconds: float, first: int = 0) -> Window:
+        """From the prompt number `first` on: what a text is about decides how well it can be drafted. Raises ServerError where
+        a request fails."""
+        self._next = count(first)
         return asyncio.run(self._run(budget, seconds))
 
     async def _run(self, budget: Budget, seconds: float) -> Window:

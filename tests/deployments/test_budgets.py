@@ -71,7 +71,7 @@ def test_whims_change_no_token(verifier: LocalVerifier) -> None:
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     turns, seen = {True: 0, False: 0}, {}
-    for seed in range(6):
+    for seed in range(4):
         engine = Engine(verifier, budgets=Budgets(Whims(seed), MOST, HORIZON))
         engine.loop.add_drafter(Guesser("d", answers, seed))
         running = [engine.add(r) for r in asked]
@@ -156,7 +156,7 @@ def test_under_load_nobody_is_drafted_for_and_afterwards_all_are(verifier: Local
 def test_the_forecast_comes_true(verifier: LocalVerifier) -> None:
     """Within 10 % of what is accepted, although the drafter's own probabilities say nothing here."""
     budgets = Budgets(Fixed(step=0.01, row=0.0001, draft=0.0001), MOST, HORIZON)
-    asked = [request(f"r{i}", prompt, 300, "auto", (0.0, 0.8)[i % 2]) for i, prompt in enumerate(PROMPTS)]
+    asked = [request(f"r{i}", prompt, 300, "auto", (0.0, 0.8)[i % 2]) for i, prompt in enumerate(PROMPTS[:6])]
     truth = {r.request_id: plain(verifier, r) for r in asked}
     engine = Engine(verifier, prefill_rows=64, budgets=budgets)
     engine.loop.add_drafter(Guesser("d", {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}, 0))

@@ -62,7 +62,9 @@ def test_a_step_is_told_apart_into_rows_sequences_and_context() -> None:
     sizes = [StepSize(2**i) for i in range(10)]
     sizes += [StepSize(16, 16), StepSize(144, 16, 16), StepSize(9, 1, 1)]
     sizes += [StepSize(1, 1, 0, 2000, 2000), StepSize(64, 1, 0, 2000, 64 * 2000)]
-    cost.measured((size, real(size)) for size in sizes)
+    assert not cost.known
+    cost.measured([(size, real(size)) for size in sizes])
+    assert cost.known
     for size in (StepSize(40, 8, 8, 800, 4000), StepSize(17, 1, 1, 4000, 17 * 4000), StepSize(100, 4)):
         assert float(cost.rows(size.rows)) + cost.beside(size) == pytest.approx(real(size), rel=0.03)
 

@@ -73,11 +73,11 @@ def test_forecasts_come_true(trust: float) -> None:
         return [path[:n] for path, n in zip(found.path.tolist(), found.n_accepted.tolist(), strict=True)]
 
     forecast = real = 0.0
-    for seed in range(300):
+    for seed in range(240):
         drafted = draft(seed)
         worth = gains.worth(*drafted, [False] * BATCH)
         paths = accepted(*drafted)
-        if seed >= 200:
+        if seed >= 160:
             forecast += worth.gains.sum()
             real += sum(len(path) - 1 for path in paths)
         gains.note(worth, [NODES] * BATCH, paths)
