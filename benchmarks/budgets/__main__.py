@@ -3,10 +3,10 @@
     python -m benchmarks.budgets CONFIG --prompts FILE.jsonl --out DIR [--concurrency 1,2,4,8,16,32,64]
         [--budgets 0,4,8,16,32,63,auto] [--contexts 0,4000] [--turns 2] [--seconds 10] [--temperature 0]
 
-So many clients each send one request after another. A window begins when all of them have one that was sent in its mode, and its
-tokens are those that the router counts (`vllm:generation_tokens`) until it ends; what runs then is cut off. Modes take turns,
-so that a machine whose speed drifts is as fast for all, and begin with the same prompt in each turn. A context is so many tokens that all prompts begin with, computed once:
-they are read by every step. Writes budgets-NAME.json, .md and .png, anew after every window.
+So many clients each send one request after another. A window begins when its mode has run for a while, and its tokens are those
+that the router counts (`vllm:generation_tokens`) until it ends; what runs then is cut off. Modes take turns, so that a machine
+whose speed drifts is as fast for all, and begin with the same prompt in each turn. A context is so many tokens that all prompts
+begin with, computed once: they are read by every step. Writes budgets-NAME.json, .md and .png, anew after every window.
 """
 
 from __future__ import annotations

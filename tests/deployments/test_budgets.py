@@ -84,7 +84,7 @@ def test_whims_change_no_token(verifier: LocalVerifier) -> None:
 
         engine.run(count)
         engine.check_end(truth, set())
-    assert turns[False] > 10 and turns[True] > 10
+    assert min(turns.values()) > 3
 
 
 def test_deep_drafts_are_made_where_they_pay(verifier: LocalVerifier) -> None:
