@@ -125,6 +125,7 @@ class Budgets:
         self._levels = self._asked = horizon  # depths of drafts from now on, and of this round's
         self._gains = Gains()
         self._samples: dict[bool, deque[_Sample]] = {kind: deque(maxlen=SAMPLES) for kind in (False, True)}
+        self._concerned = False  # whether any budget of this round adapts
         self._drafts = True  # whether anybody is drafted for
         self._rounds, self._until = 0, 0  # rounds so far, and when drafts are tried again at the latest
         self._worth = BACK  # times the tokens per second of plain decoding that drafts give, prompts left out, averaged
@@ -135,6 +136,7 @@ class Budgets:
         """Before a round is planned: how many nodes each sequence's tree may have, and who is to have a drafter. Returns those
         that give theirs up. A sequence that is to have one again computes so many rows for it."""
         ours = [s for s in sequences if s.request.adapts and not s.flying]
+        self._concerned = bool(ours)
         if not ours:
             self._asked = self._horizon
             return []
@@ -150,9 +152,7 @@ class Budgets:
                 given_up.append(sequence)
             elif not sequence.wants_drafter:
                 sequence.record.rest -= 1
-                cost = float(self.costs.step.rows(rebuild_rows))
-                if promising and sequence.record.rest < 0 and self._allowance >= cost:
-                    self._allowance -= cost
+                if promising and sequence.record.rest < 0 and self._affords(rebuild_rows):
                     sequence.record, sequence.wants_drafter = Record(failures=sequence.record.failures), True
             sequence.nodes = min(self.most, LEAST + int(ROOM * self._nodes)) if sequence.wants_drafter else 0
             sequence.levels = self._asked
@@ -201,7 +201,10 @@ class Budgets:
                 record.accepted = FADE * record.accepted + len(path) - 1
 
     def spent(self, size: StepSize, stages: dict[str, float], whole: float, drafted: int) -> None:
-        """A round took `whole` seconds; so many of its sequences were drafted for."""
+        """A round took `whole` seconds; so many of its sequences were drafted for. Nothing is learned from one in which no budget
+        adapts: it should not pay for what it does not use."""
+        if not self._concerned:
+            return
         self._allowance = min(SAVED_S, self._allowance + REBUILDING * whole)
         self.costs.observe(size, stages, whole, drafted, self._asked)
 
@@ -222,6 +225,14 @@ class Budgets:
         if not self._drafts and (promising or self._rounds >= self._until):
             self._drafts, self._worth, promising = True, BACK, True
         return promising
+
+    def _affords(self, rows: int) -> bool:
+        """Takes what so many rows cost from the allowance, if there is as much."""
+        cost = float(self.costs.step.rows(rows))
+        if self._allowance < cost:
+            return False
+        self._allowance -= cost
+        return True
 
     def _end_drafts(self) -> None:
         self._drafts, self._until = False, self._rounds + OFF_ROUNDS

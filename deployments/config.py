@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ddtree.deployments.errors import ConfigError
+from ddtree.deployments.requests import Budget
 
 # The router's share of the verifier's first GPU. Ray shows an actor only GPUs that it has a share of, and puts a share on the
 # fullest GPU that still has room for it, which is the one that verifier and drafters share.
@@ -130,7 +131,7 @@ class DrafterConfig(Section):
 class TreeConfig(Section):
     """The draft tree."""
 
-    budget: int | Literal["auto"] = Field(
+    budget: Budget = Field(
         "auto",
         description="Nodes besides the root, per sequence and round; a request may ask for its own. auto: as many as pay, by "
         "what drafts and steps cost on this machine and how often such nodes were accepted, and none where drafts do not pay.",
@@ -252,7 +253,7 @@ class AppConfig(Section):
             )
         return self
 
-    def default_budget(self, user_config: Any) -> int | Literal["auto"]:
+    def default_budget(self, user_config: Any) -> Budget:
         """Of a request that names none: what `user_config` of the Ingress says, else tree.budget. Raises ConfigError."""
         given, source = user_config or {}, "user_config of Ingress"
         if not isinstance(given, dict):

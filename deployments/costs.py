@@ -1,4 +1,4 @@
-"""What rounds take, by size: measured at the start, and corrected by every round that runs. Knows seconds and counts alone.
+"""What rounds take, by size: measured at the start, and corrected by rounds that run. Knows seconds and counts alone.
 
 Nothing is assumed of a curve's shape but that it is straight between two sizes that were measured: CUDA graphs have steps, and a
 mixture of experts reads more weights with every row until it reads them all.

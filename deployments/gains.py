@@ -22,9 +22,7 @@ from ddtree.kernels import DraftTree
 
 BINS = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96])  # where the drafter's probability is cut
 DEPTHS = 8  # told apart; deeper ones count as the last
-COLUMNS = 2 * (
-    len(BINS) + 1
-)  # of the table: after first choices or not, and bins; its rows are depths, 0 for all of them
+COLUMNS = 2 * (len(BINS) + 1)  # of a table: after first choices or not, by bin; its rows are depths, 0 for all of them
 PRIOR = 8.0  # cases that what is known otherwise counts as
 MEMORY = 4000  # cases of a cell; then all of them count half
 
@@ -76,7 +74,7 @@ class Gains:
         reached = np.take_along_axis(accepted, worth.parents, 1) & (worth.gains > 0)
         reached &= np.arange(1, accepted.shape[1]) <= np.array(budgets)[:, None]
         cells = worth.cells[reached]
-        overall = cells // ((1 + DEPTHS) * COLUMNS) * ((1 + DEPTHS) * COLUMNS) + cells % COLUMNS
+        overall = cells - np.minimum(worth.depths[reached], DEPTHS) * COLUMNS
         for which in (cells, overall):
             np.add.at(self._cases, which, 1.0)
             np.add.at(self._hits, which, accepted[:, 1:][reached])

@@ -150,8 +150,8 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         except Exception as error:
             raise ApiError(503, f"No router says what it counted: {error}", code="unhealthy") from error
         accept = request.headers.get("accept", "")
-        budget = settings.max_budget if settings.default_budget == "auto" else settings.default_budget
-        text, content_type = render(pods, settings.model, budget, accept)
+        most = settings.most_nodes(settings.default_budget)
+        text, content_type = render(pods, settings.model, most, accept)
         return Response(text, headers={"content-type": content_type})
 
     @app.get("/version")

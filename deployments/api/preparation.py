@@ -50,6 +50,10 @@ class ApiSettings:
     request_log: bool = False  # a line of JSON for every finished request
     keys: tuple[bytes, ...] = ()  # digests of the API keys; none: anybody may ask
 
+    def most_nodes(self, budget: Budget) -> int:
+        """That a tree may have with this budget, besides its root."""
+        return self.max_budget if budget == "auto" else budget
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -189,7 +193,7 @@ class Preparation:
             max_tokens=max(max_tokens, 1),
             stop_token_ids=self._stop_tokens(request),
             sampling=self._sampling(request),
-            budget=self.settings.max_budget if budget == "auto" else budget,
+            budget=self.settings.most_nodes(budget),
             adapts=budget == "auto",
             prefix_cache=request.ddtree.prefix_cache if request.ddtree else True,
             logprobs=logprobs,

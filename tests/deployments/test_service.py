@@ -74,14 +74,14 @@ def test_greedy_is_plain_and_drafts_pay(server: str, prompt: str) -> None:
 )
 def test_sampled_is_plain_with_the_same_seed(server: str, sampling: dict[str, float]) -> None:
     for seed, prompt in enumerate(PROMPTS[8:10]):
-        budgets: tuple[Budget, ...] = (0, 8, "auto")
-        plain, drafted, auto = (ask(server, prompt, budget, 24, seed=seed, **sampling) for budget in budgets)
-        assert drafted["token_ids"] == plain["token_ids"] == auto["token_ids"]
+        budgets: tuple[Budget, ...] = (0, 8, 63, "auto")
+        plain, drafted, wide, auto = (ask(server, prompt, budget, 24, seed=seed, **sampling) for budget in budgets)
+        assert drafted["token_ids"] == plain["token_ids"] == wide["token_ids"] == auto["token_ids"]
     assert ask(server, prompt, 8, 24, seed=99, **sampling)["token_ids"] != plain["token_ids"]
 
 
 def test_eight_at_once_equal_their_solo_runs(server: str) -> None:
-    budgets: list[Budget] = [0, 16, "auto", 32, "auto", 63, 4, "auto"]
+    budgets: list[Budget] = [0, 16, 8, 32, "auto", 63, 4, "auto"]
     jobs = [(PROMPTS[11 + i], budget, 0.8 if i % 2 else 0.0) for i, budget in enumerate(budgets)]
 
     def run(job: tuple[str, int, float]) -> list[int]:
