@@ -166,7 +166,8 @@ class Budgets:
         """How many of its tree's nodes each sequence gets; the first entries have the trees.
 
         Args:
-            budgets: nodes of the trees by what they were built for; a sequence that does not adapt keeps them.
+            budgets: nodes of the trees by what they were built for; a sequence that does not adapt keeps them, and so do all
+                as long as no step was timed.
             candidates: log-probs and ids [B, L, K] that they were built from.
         """
         sequences = [entry.sequence for entry in entries[: len(budgets)]]
@@ -174,7 +175,8 @@ class Budgets:
         luck = np.array([s.record.luck if s.record else 1.0 for s in sequences])
         gains = np.minimum(worth.gains * luck[:, None], 1.0)
         nodes = list(budgets)
-        ours = [i for i, s in enumerate(sequences) if s.request.adapts and budgets[i]]
+        timed = self.costs.step.known
+        ours = [i for i, s in enumerate(sequences) if timed and s.request.adapts and budgets[i]]
         if ours:
             for i in ours:
                 nodes[i] = 0
@@ -248,7 +250,7 @@ class Budgets:
     def _promise(self, sequences: list[Sequence], levels: int) -> float:
         """Times the tokens per second of plain decoding that drafts like the last ones would give these, with so many depths."""
         kinds = [self._samples[not s.request.sampling.greedy] for s in sequences]
-        if not all(kinds):
+        if not all(kinds) or not self.costs.step.known:
             return inf
         entries = [Entry(s, 1, 0, True) for s in sequences]
         gains = np.zeros((len(sequences), self.most))
