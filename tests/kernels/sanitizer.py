@@ -68,9 +68,9 @@ def noise() -> None:
         ids = torch.from_numpy(np.stack([token_ids(rng, 3, width) for _ in range(2)]))
         numbers = (torch.tensor([-5, 2**40]), torch.tensor([0, 99], dtype=torch.int32), torch.tensor([0.0, 0.65]))
         actual, names = cuda.share_noise(*(x.to(DEVICE) for x in (logprobs, ids, *numbers)))
-        expected, _ = reference.share_noise(logprobs, ids, *numbers)
-        torch.testing.assert_close(actual.cpu(), expected, atol=2e-5, rtol=1e-5)
-        assert torch.equal((names >= 0).cpu(), torch.isfinite(expected))
+        expected, named = reference.share_noise(logprobs, ids, *numbers)
+        torch.testing.assert_close(actual.cpu(), expected, atol=2e-5, rtol=1e-5, equal_nan=True)
+        assert (names.cpu() == named).float().mean() > 0.98  # neighbours an ulp apart may change places
 
 
 def compact() -> None:
