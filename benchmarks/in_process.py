@@ -35,6 +35,9 @@ class LocalTarget:
     def room(self) -> None:
         """Batches are not copied."""
 
+    def announce(self, batch: VerifyBatch) -> None:
+        """Without room nothing is."""
+
     def start(self, batch: VerifyBatch) -> None:
         self._result = self._target.step(batch)
 
@@ -97,7 +100,8 @@ class Rounds(Generic[D]):
             sequence.grammar = self._grammars.start(request.grammar)
         self.scheduler.add(sequence)
 
-    def _emit(self, sequence: Sequence, delta: Delta | Exception) -> None:
-        if isinstance(delta, Exception):
-            raise delta
-        self.answers.setdefault(sequence.id, []).extend(delta.token_ids)
+    def _emit(self, outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
+        for sequence, delta in outgoing:
+            if isinstance(delta, Exception):
+                raise delta
+            self.answers.setdefault(sequence.id, []).extend(delta.token_ids)

@@ -1,14 +1,15 @@
 """Lays out one verify step: entries, their trees and the paths to commit become one ragged `VerifyBatch`.
 
 Knows tensors, sequences and pages; no model, no Ray. Nothing here waits for a device: row counts come from the budgets, which
-the host knows, and where a tree has fewer nodes than its budget its last rows are padding. What depends on the trees is
-gathered where they are, and prompt rows beside it go there in one copy; the rest stays on the host.
+the host knows, and where a tree has fewer nodes than its budget its last rows are padding. So a batch can be made before its
+trees are: what depends on them is gathered where they are once they are built, and prompt rows beside it go there in one
+copy; the rest stays on the host.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddtree.deployments.requests import SamplingParams
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
 from ddtree.kernels import DraftTree, Rows
+from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import Commit, LogitEdits, SamplingRows, TokenMasks, VerifyBatch
 from ddtree.verifier.transfer import to_device
 
@@ -46,34 +48,82 @@ class Layout:
     _commit: Commit | None
     _edits: LogitEdits | None
 
-    def batch(self, tree: DraftTree | None, masks: TokenMasks | None = None) -> tuple[VerifyBatch, Tensor | None]:
-        """With the trees [B, N+1] of the drafted entries, and what grammars allow there: the batch, and which of the B · (N+1)
-        nodes each row of a tree is, [rows of trees] int64 (None: all, in order)."""
+    def batch(
+        self, tree: DraftTree | None, masks: TokenMasks | None = None, empty: Allocate | None = None
+    ) -> TreeBatch:
+        """With the trees [B, N+1] of the drafted entries, which may not be built yet, and what grammars allow there. `empty`
+        makes what is on the device of the trees."""
         loose = self._loose
-        if tree and (len(loose.tokens) or loose.nodes is not None):
-            loose = to_device(loose, tree.tokens.device)
-        tokens, positions, ancestors, q_len = _rows(tree, loose)
+        if tree is None:
+            ancestors = torch.zeros(len(loose.tokens), 1, dtype=torch.int32)
+            own = _TreeRows(loose.tokens, loose.positions, ancestors, loose.q_len)
+        elif not len(loose.tokens) and loose.nodes is None:
+            own = _TreeRows(*_flat(tree), tree.n_nodes)
+        else:
+            device = tree.tokens.device
+            loose = to_device(loose, device)
+            empty = empty or partial(torch.empty, dtype=torch.int32, device=device)
+            n, words = self.row_offsets[-1], tree.ancestors.shape[2]
+            own = _TreeRows(empty((n,)), empty((n,)), empty((n, words)), empty((len(loose.q_len),)))
         rows = Rows(
             row_offsets=_int32(self.row_offsets),
-            q_len=q_len,
+            q_len=own.q_len,
             seq_len=self._seq_len,
             page_table=self._table,
             page_size=self._page_size,
             causal=self._causal,
-            ancestors=ancestors,
+            ancestors=own.ancestors,
         )
         wanted = self.logprobs.rows if self.logprobs else None
         batch = VerifyBatch(
-            tokens, positions, self._slots, rows, self._sampling, self._commit, self._edits, masks, wanted
+            own.tokens, own.positions, self._slots, rows, self._sampling, self._commit, self._edits, masks, wanted
         )
-        return batch, loose.nodes
+        return TreeBatch(batch, tree, self.row_offsets[self.trees], loose, own)
 
-    def tree_y(self, y: Tensor, tree: DraftTree, nodes: Tensor | None) -> Tensor:
-        """y [M] of the step -> [B, N+1] per node of each tree, -1 where a tree has no such row. `nodes` as `batch` gave it."""
-        y = y[: self.row_offsets[self.trees]].to(tree.tokens.device)
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """A batch with the trees whose rows it has."""
+
+    batch: VerifyBatch
+    tree: DraftTree | None
+    _tree_rows: int  # the first rows of the batch
+    _loose: _Loose  # on the trees' device
+    _own: _TreeRows
+
+    def gather(self) -> None:
+        """The trees are built: their rows go where they belong, and those that no tree has beside them."""
+        own, loose, tree, n = self._own, self._loose, self.tree, self._tree_rows
+        if tree is None or own.q_len is tree.n_nodes:
+            return
+        for to, of_nodes in zip((own.tokens, own.positions, own.ancestors), _flat(tree), strict=True):
+            if loose.nodes is None:
+                to[:n] = of_nodes
+            else:
+                torch.index_select(of_nodes, 0, loose.nodes, out=to[:n])
+        own.tokens[n:], own.positions[n:], own.ancestors[n:] = loose.tokens, loose.positions, 0
+        trees = len(tree.n_nodes)
+        torch.minimum(loose.q_len[:trees], tree.n_nodes, out=own.q_len[:trees])
+        own.q_len[trees:] = loose.q_len[trees:]
+
+    def tree_y(self, y: Tensor) -> Tensor:
+        """y [M] of the step -> [B, N+1] per node of each tree, -1 where a tree has no such row."""
+        assert self.tree
+        tokens, nodes = self.tree.tokens, self._loose.nodes
+        y = y[: self._tree_rows].to(tokens.device)
         if nodes is None:
-            return y.view(tree.tokens.shape)
-        return torch.full_like(tree.tokens, -1).flatten().index_copy_(0, nodes, y).view(tree.tokens.shape)
+            return y.view(tokens.shape)
+        return torch.full_like(tokens, -1).flatten().index_copy_(0, nodes, y).view(tokens.shape)
+
+
+@dataclass(frozen=True)
+class _TreeRows:
+    """What of a batch depends on its trees."""
+
+    tokens: Tensor  # [T] int32, as the others are of VerifyBatch and Rows
+    positions: Tensor
+    ancestors: Tensor
+    q_len: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,7 +133,9 @@ class _Loose:
     tokens: Tensor  # [rows of chunks] int32
     positions: Tensor  # [rows of chunks] int32
     q_len: Tensor  # [S] int32, of trees the most that it can be
-    nodes: Tensor | None  # see Layout.batch
+    nodes: (
+        Tensor | None
+    )  # which of the B · (N+1) nodes each row of a tree is, [rows of trees] int64; None: all, in order
 
 
 def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_page: int) -> Layout:
@@ -132,28 +184,16 @@ def page_table(sequences: list[Sequence]) -> Tensor:
 
 
 def _nodes(budgets: list[int]) -> Tensor | None:
-    """See Layout.batch."""
+    """See _Loose."""
     width = max(budgets) + 1
     if all(budget + 1 == width for budget in budgets):
         return None
     return torch.tensor([i * width + node for i, budget in enumerate(budgets) for node in range(budget + 1)])
 
 
-def _rows(tree: DraftTree | None, loose: _Loose) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """tokens [T], positions [T], ancestors [T, W] and q_len [S]: the trees' rows, then the chunks'."""
-    if tree is None:
-        return loose.tokens, loose.positions, torch.zeros(len(loose.tokens), 1, dtype=torch.int32), loose.q_len
-    parts = [tree.tokens.flatten(), tree.position.flatten(), tree.ancestors.flatten(0, 1)]
-    q_len = tree.n_nodes
-    if loose.nodes is not None:
-        parts = [part[loose.nodes] for part in parts]
-        q_len = torch.minimum(loose.q_len[: len(q_len)], q_len)
-    if len(loose.tokens):
-        ancestors = parts[2].new_zeros(len(loose.tokens), parts[2].shape[1])
-        added = (loose.tokens, loose.positions, ancestors)
-        parts = [torch.cat(both) for both in zip(parts, added, strict=True)]
-        q_len = torch.cat([q_len, loose.q_len[len(q_len) :]])
-    return parts[0], parts[1], parts[2], q_len
+def _flat(tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
+    """token, position and ancestors of all nodes, tree after tree; views."""
+    return tree.tokens.flatten(), tree.position.flatten(), tree.ancestors.flatten(0, 1)
 
 
 def _slots(

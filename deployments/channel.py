@@ -1,4 +1,5 @@
-"""Calls between two processes of one node over a Unix socket: a method's name and arguments there, its value back.
+"""Calls between two processes of one node over a Unix socket: a method's name and arguments there, its value back. A notice
+is a call whose value nobody waits for.
 
 A message takes tens of microseconds where an actor call takes half a millisecond. When a process dies, however it dies, the
 kernel closes its sockets, so the other end learns of it at once; a deadline bounds what hangs. Who may enter the folder of the
@@ -74,15 +75,19 @@ class _Served:
 
     def _read(self) -> None:
         try:
-            if call := self._messages.receive():
-                self._messages.put(self._answer(*call))
-                if not self._messages.flush():
-                    self._watcher.watch(self._connection, self._write, write=True)
+            while call := self._messages.receive():
+                waited_for, method, args = call
+                answer = self._answer(method, args)
+                if waited_for:
+                    self._messages.put(answer)
+                    if not self._messages.flush():
+                        self._watcher.watch(self._connection, self._write, write=True)
+                        break
         except BaseException as error:
             self._close(error)
 
     def _write(self) -> None:
-        """What is left of an answer; calls come again after it."""
+        """What is left of an answer; its caller sends nothing before it has it all."""
         try:
             if self._messages.flush():
                 self._watcher.watch(self._connection, self._read)
@@ -126,9 +131,16 @@ class Caller:
 
     def start(self, method: str, *args: Any) -> None:
         """Send a call. Raises OSError (TimeoutError among them) where the other end is gone or takes nothing."""
+        self._send(True, method, args)
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Send a notice, between calls. Raises as `start` does; what the method raises is logged there."""
+        self._send(False, method, args)
+
+    def _send(self, waited_for: bool, method: str, args: tuple[Any, ...]) -> None:
         self._deadline = time.monotonic() + self._timeout
         try:
-            self._messages.put((method, args))
+            self._messages.put((waited_for, method, args))
             while not self._messages.flush():
                 self._selector.modify(self._socket, selectors.EVENT_WRITE)
                 self._selector.select(self.left)
@@ -216,7 +228,7 @@ class _Messages:
     def receive(self) -> Any:
         """A message, None where it is not there as a whole. Raises OSError where the other end is gone."""
         came = self._came
-        while True:
+        while len(came) < LENGTH.size or len(came) < (end := LENGTH.size + LENGTH.unpack_from(came)[0]):
             try:
                 part = self._connection.recv(CHUNK)
             except BlockingIOError:
@@ -224,8 +236,7 @@ class _Messages:
             if not part:
                 raise ConnectionResetError("the other process is gone")
             came += part
-            if len(came) >= LENGTH.size and len(came) >= (end := LENGTH.size + LENGTH.unpack_from(came)[0]):
-                with memoryview(came) as whole:
-                    message = pickle.loads(whole[LENGTH.size : end])
-                del came[:end]
-                return message
+        with memoryview(came) as whole:
+            message = pickle.loads(whole[LENGTH.size : end])
+        del came[:end]
+        return message

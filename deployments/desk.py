@@ -14,13 +14,22 @@ from ddtree.deployments.channel import Server
 from ddtree.deployments.device_thread import DeviceThread
 from ddtree.deployments.mailbox import Arena, Inbox, Letter, Outbox, StaleMessage
 
+ANNOUNCE = "announce"  # the notice that a message is to come
+
 
 class Desk:
     """Answers calls of the given methods, all of them on the device thread."""
 
-    def __init__(self, thread: DeviceThread, outbox: Outbox, methods: Mapping[str, Callable[..., Any]]) -> None:
-        """A method takes messages or plain values, and returns a message that fits the outbox."""
-        self._outbox, self._methods = outbox, methods
+    def __init__(
+        self,
+        thread: DeviceThread,
+        outbox: Outbox,
+        methods: Mapping[str, Callable[..., Any]],
+        prepare: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """A method takes messages or plain values, and returns a message that fits the outbox. `prepare` is given a message
+        that is announced, before a method gets it."""
+        self._outbox, self._methods, self._prepare = outbox, methods, prepare
         self._inboxes: dict[str, Inbox] = {}  # by role: who replaces a dead one replaces its inbox
         self.address: Path = shared_memory.own_folder() / f"{outbox.arena.owner}-calls"
         thread.run(Server, self.address, self._handle, thread)
@@ -34,7 +43,10 @@ class Desk:
         """From now on letters of this role, "router" or "verifier", are read from this arena."""
         self._inboxes = {**self._inboxes, role: Inbox(arena)}  # the device thread may be looking for one
 
-    def _handle(self, method: str, *args: Any) -> Letter:
+    def _handle(self, method: str, *args: Any) -> Letter | None:
+        if method == ANNOUNCE:
+            self._prepare(self._inbox(*args).expect(*args))
+            return None
         answer = self._outbox.write(self._methods[method](*map(self._open, args)))
         for arg in args:
             if isinstance(arg, Letter):

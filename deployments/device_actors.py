@@ -138,7 +138,8 @@ class VerifierRank(MailActor):
             device = config.verifier.device
             bound = bounds.of_verifier(config, models, resolve_dtype(config.target.dtype, device).itemsize)
             outbox = Outbox(device, Bound(0, "a rank that only follows") if rank else bound)
-            self._desk = Desk(self._thread, outbox, {"step": self._step, "follow": self._follow})
+            methods = {"step": self._step, "follow": self._follow}
+            self._desk = Desk(self._thread, outbox, methods, self._target.prepare)
 
     def free(self, router: ActorHandle) -> bool:
         """Whether the group is this router's to claim: nobody else has it that lives. The first rank knows."""

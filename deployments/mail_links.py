@@ -6,6 +6,7 @@ Every way a peer fails is turned into PeerLost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ddtree.deployments import node_transport
 from ddtree.deployments.channel import Caller, CallFailed, results
+from ddtree.deployments.desk import ANNOUNCE
 from ddtree.deployments.mailbox import Inbox, Letter, Outbox, StaleMessage
 from ddtree.deployments.peers import LOST, Verified, lose, why
 from ddtree.deployments.round_loop import PeerLost
@@ -83,6 +85,13 @@ class MailVerifier:
         """The outbox, where that is on a GPU."""
         self._outbox.discard()  # what a round reserved that came to nothing
         return partial(self._outbox.empty, dtype=torch.int32) if self._outbox.arena.data.is_cuda else None
+
+    def announce(self, batch: VerifyBatch) -> None:
+        """One who is gone is missed at the start."""
+        letter = self._outbox.announce(batch)
+        with suppress(*LOST):
+            for line in self._lines:
+                line.caller.notify(ANNOUNCE, letter)
 
     def start(self, batch: VerifyBatch) -> None:
         """Raises PeerLost."""

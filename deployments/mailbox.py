@@ -2,7 +2,8 @@
 
 An arena is two halves, written in turn, so a message can be read until its sender has written two more. What travels is a
 letter: a few bytes, the message with places in the arena instead of tensors. Small CPU tensors travel inside. A header in host
-memory says which message each half holds; reading one that is gone raises an error instead of giving other numbers.
+memory says which message each half holds; reading one that is gone raises an error instead of giving other numbers. A message may
+be announced before its tensors are written, to who can begin with the rest.
 Knows memory, not how arenas and letters reach a reader.
 """
 
@@ -56,7 +57,7 @@ class Letter:
 
     owner: str  # of the arena
     number: int
-    body: bytes
+    body: bytes | None  # None: of the message that was announced
 
 
 class _Mapped:
@@ -96,6 +97,7 @@ class Outbox:
         self._mapped, self._bound = _Mapped(self.arena), bound
         self._number = 1  # of the next message
         self._used = self._reserved = 0  # bytes of its half
+        self._announced: Any = None  # the message itself
         self._device, self._on_host, self._start = data.device, data.is_cpu, data.data_ptr()
 
     def empty(self, shape: wire.Shape, dtype: torch.dtype) -> Tensor:
@@ -115,6 +117,18 @@ class Outbox:
     def discard(self) -> None:
         """Forget what was reserved for a message that will not be written."""
         self._used = self._reserved = 0
+        self._announced = None
+
+    def announce(self, message: Any) -> Letter:
+        """The message, all of whose tensors on the arena's device lie in reserved memory, and are to be written to yet. `write`
+        of the same object says that they were; until then nothing else may be reserved."""
+        reserved = self._used
+        body = wire.dumps(message, self._place)
+        if self._used != reserved:
+            self.discard()
+            raise ValueError("a message that is announced has no tensors but reserved ones on the arena's device")
+        self._announced = message
+        return Letter(self.arena.owner, self._number, body)
 
     def write(self, message: Any) -> Letter:
         """The message, complete when this returns. It can be read until the second `write` from here begins.
@@ -125,7 +139,11 @@ class Outbox:
         number = self._number
         self._mapped.numbers[number % 2] = WRITING
         try:
-            body = wire.dumps(message, self._place, self._wait)
+            if message is not None and message is self._announced:
+                self._wait()
+                body = None
+            else:
+                body = wire.dumps(message, self._place, self._wait)
         finally:
             self.discard()
         self._mapped.numbers[number % 2] = number
@@ -172,6 +190,7 @@ class Inbox:
 
     def __init__(self, arena: Arena) -> None:
         self._mapped = _Mapped(arena)
+        self._announced: tuple[int, Any] = WRITING, None  # its number, and the message
 
     @property
     def owner(self) -> str:
@@ -180,7 +199,21 @@ class Inbox:
     def read(self, letter: Letter) -> Any:
         """The message; its tensors are views of the arena. Raises StaleMessage."""
         self.check(letter)
-        return wire.loads(letter.body, partial(self._mapped.view, letter.number))
+        if letter.body is not None:
+            return self._open(letter.number, letter.body)
+        number, message = self._announced
+        if number != letter.number:
+            raise StaleMessage(f"message {letter.number} of outbox {self.owner} was not announced here")
+        return message
+
+    def expect(self, letter: Letter) -> Any:
+        """A message that is announced, with views of what will be its tensors."""
+        assert letter.body is not None
+        self._announced = letter.number, self._open(letter.number, letter.body)
+        return self._announced[1]
+
+    def _open(self, number: int, body: bytes) -> Any:
+        return wire.loads(body, partial(self._mapped.view, number))
 
     def check(self, letter: Letter) -> None:
         """Whether the message is there. After its tensors were used: whether it was there all the time. Raises StaleMessage."""

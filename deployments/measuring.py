@@ -55,8 +55,9 @@ class _Timed:
         took = []
         for _ in range(RUNS):
             layout = lay_out(entries, budgets, self._pages.page_size, self._pages.pages)
-            batch, _ = layout.batch(_chains(budgets) if trees else None)
-            batch = replace(batch, sampling=None)  # draw at every row, as for trees
+            laid = layout.batch(_chains(budgets) if trees else None)
+            laid.gather()
+            batch = replace(laid.batch, sampling=None)  # draw at every row, as for trees
             began = time.perf_counter()
             self._verifier.start(batch)
             self._verifier.result()

@@ -76,6 +76,9 @@ class ObjectVerifier:
     def room(self) -> None:
         """Batches are copied."""
 
+    def announce(self, batch: VerifyBatch) -> None:
+        """Without room nothing is."""
+
     def start(self, batch: VerifyBatch) -> None:
         """Raises PeerLost."""
         data = wire.dumps(batch)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ddtree.deployments.assignment import assign
-from ddtree.deployments.batching import Layout, lay_out
+from ddtree.deployments.batching import Layout, TreeBatch, lay_out
 from ddtree.deployments.budgets import Budgets, Chosen, size_of
 from ddtree.deployments.costs import StepSize
 from ddtree.deployments.errors import GrammarError
@@ -33,7 +33,7 @@ from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
 from ddtree.kernels import DraftTree, share_noise, tree_accept, tree_build
 from ddtree.kernels.tree import Allocate, prefix
-from ddtree.verifier.batch import Logprobs, TokenMasks, VerifyBatch, VerifyResult
+from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
 NOISE_SHARE = 0.65  # of the target's noise that candidates are ranked by (docs/experiments.md)
@@ -60,7 +60,11 @@ class VerifierPeer(Protocol):
     """The verifier group. `start` and `result` come in turn."""
 
     def room(self) -> Allocate | None:
-        """Makes tensors that the next batch can hold without a copy. None: any will do."""
+        """Makes tensors that the next batch can hold without a copy. None: any will do, and nothing can be announced."""
+        ...
+
+    def announce(self, batch: VerifyBatch) -> None:
+        """This will be started, unless another batch is. Its tensors on the device are in `room`, and not written to yet."""
         ...
 
     def start(self, batch: VerifyBatch) -> None:
@@ -72,7 +76,7 @@ class VerifierPeer(Protocol):
         ...
 
 
-Emit = Callable[[Sequence, Delta | Exception], None]
+Emit = Callable[[list[tuple[Sequence, Delta | Exception]]], None]
 
 
 @dataclass
@@ -83,6 +87,8 @@ class Round:
     trees: list[Entry]  # the decoding ones
     budgets: list[int]  # nodes besides the root, by tree
     seconds: dict[str, float] = field(default_factory=dict)
+    layout: Layout | None = None  # where rows are known before the draft is
+    announced: TreeBatch | None = None  # the batch, then, where the verifier knows of it
     chosen: Chosen | None = None  # of trees whose budget adapts
     drafted: int = 0  # sequences with a draft
 
@@ -93,8 +99,7 @@ class Flight:
 
     work: Round
     layout: Layout
-    tree: DraftTree | None
-    nodes: Tensor | None  # see Layout.batch
+    laid: TreeBatch
     started: float
     size: StepSize
 
@@ -129,6 +134,7 @@ class RoundLoop:
         self.totals = Totals()
         self.metrics = Metrics(scheduler.limits.prefix_cache)
         self._emit, self._device, self._shares_noise = emit, torch.device(device), shared_noise
+        self._outgoing: list[tuple[Sequence, Delta | Exception]] = []  # leaves while others compute
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
@@ -162,6 +168,7 @@ class RoundLoop:
         """Its KV rows are gone: every running sequence is computed again, no token is lost."""
         self._features, self._new_context, self._flight = None, {}, None
         self.scheduler.restart_all()
+        self._send()
 
     def fail_running(self, error: Exception) -> None:
         """A fault in a round: end what was running with the error. Raises PeerLost where the verifier is gone, too."""
@@ -170,11 +177,13 @@ class RoundLoop:
             self.verifier.result()  # of a step that was begun, and is nobody's now
         self._features, self._new_context = None, {}
         self._fail(self.scheduler.running, error)
+        self._send()
 
     def fail_all(self, error: Exception) -> None:
         """Nobody can serve: end what runs and what waits with the error."""
         self.fail_running(error)
         self._fail(self.scheduler.waiting, error)
+        self._send()
 
     def drop_cancelled(self) -> None:
         for sequence in self.scheduler.drop_cancelled():
@@ -199,6 +208,7 @@ class RoundLoop:
         elif self._flight:
             self._feed()
         else:
+            self._send()
             return False
         ended = None if entries and overlapped else self._end_round()
         seconds = time.perf_counter() - began
@@ -216,17 +226,17 @@ class RoundLoop:
                 entry.sequence.stats.queue_seconds = now - entry.sequence.arrival
         trees = [entry for entry in entries if entry.sequence.decoding]
         work = Round(entries, trees, [entry.budget for entry in trees])
-        candidates, layout = self._timed(work, "draft", lambda: self._draft(work))
-        tree, layout, masks = self._timed(work, "build", lambda: self._build(work, layout, candidates))
-        batch, nodes = layout.batch(tree, masks)
+        candidates = self._timed(work, "draft", lambda: self._draft(work))
+        layout, laid = self._timed(work, "build", lambda: self._build(work, candidates))
         size = size_of(entries, work.budgets)
         if self._flight:
             self._end_round()
         started = time.perf_counter()
-        self.verifier.start(batch)
+        self.verifier.start(laid.batch)
+        self._send()
         for entry in entries:
             entry.sequence.flying = True
-        self._flight = Flight(work, layout, tree, nodes, started, size)
+        self._flight = Flight(work, layout, laid, started, size)
 
     def _end_round(self) -> Flight:
         """Take the result of the step that was begun."""
@@ -275,9 +285,9 @@ class RoundLoop:
         for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
             self.forget_drafter(drafter, "it left")
 
-    def _draft(self, work: Round) -> tuple[tuple[Tensor, Tensor] | None, Layout | None]:
+    def _draft(self, work: Round) -> tuple[Tensor, Tensor] | None:
         """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft. The batch is
-        laid out while the drafters work, if it is known by then."""
+        laid out while the drafters work, if it is known by then, and the verifier told of it."""
         items: dict[str, list[DraftItem]] = {}
         wanted: dict[str, list[int]] = {}
         for i, entry in enumerate(work.trees):
@@ -286,17 +296,32 @@ class RoundLoop:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=True))
                 wanted.setdefault(sequence.drafter, []).append(i)
         self._start_drafts(items, {entry.sequence.id for entry in work.trees})
+        if items:
+            self._send()
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
-        adapts = any(work.trees[i].sequence.request.adapts for i in drafting)
-        layout = None if adapts else self._lay_out(work, expected)
+        if not _adapt(work.trees, expected):
+            work.layout = self._lay_out(work, expected)
+            self._announce(work, expected)
         found: list[tuple[list[int], Tensor, Tensor]] = []
         for drafter_id in items:
             answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
             if answer is not None and drafter_id in wanted:
                 found.append((wanted[drafter_id], *answer))
         candidates = self._merge(work, found)
-        return candidates, layout if work.budgets == expected else None  # a draft that was started did not come
+        if work.budgets != expected:  # a draft that was started did not come
+            work.layout = work.announced = None
+        return candidates
+
+    def _announce(self, work: Round, budgets: list[int]) -> None:
+        """Where a batch waits for its trees alone."""
+        room = self.verifier.room()
+        if room is None or self._flight or not any(budgets) or any(e.sequence.grammar for e in work.entries):
+            return
+        assert work.layout
+        tree = DraftTree.allocate(len(budgets), self.scheduler.limits.horizon, max(budgets), room)
+        work.announced = work.layout.batch(tree, empty=room)
+        self.verifier.announce(work.announced.batch)
 
     def _feed(self) -> None:
         """Give the drafters their new context and ask for nothing: the round that ends next has features of its own."""
@@ -362,16 +387,19 @@ class RoundLoop:
             logprobs[at, :levels], ids[at, :levels] = part_logprobs.to(self._device), part_ids.to(self._device)
         return logprobs, ids
 
-    def _build(
-        self, work: Round, layout: Layout | None, candidates: tuple[Tensor, Tensor] | None
-    ) -> tuple[DraftTree | None, Layout, TokenMasks | None]:
-        """The trees, None where nothing was drafted and every tree is its root, and what grammars allow at their nodes. The
-        batch is laid out for them where it is not yet."""
-        tree = None if candidates is None else self._trees(work, forced(candidates, work.trees))
-        layout = layout or self._lay_out(work, work.budgets)
-        return tree, layout, lay_out_masks(work.entries, layout.row_offsets, layout.trees, layout.drawn, tree)
+    def _build(self, work: Round, candidates: tuple[Tensor, Tensor] | None) -> tuple[Layout, TreeBatch]:
+        """The batch with its trees, and with what grammars allow at their nodes. Where nothing was drafted every tree is its
+        root."""
+        room = None if work.announced else self.verifier.room()
+        tree = None if candidates is None else self._trees(work, forced(candidates, work.trees), room)
+        layout, laid = work.layout or self._lay_out(work, work.budgets), work.announced
+        if laid is None:
+            masks = lay_out_masks(work.entries, layout.row_offsets, layout.trees, layout.drawn, tree)
+            laid = layout.batch(tree, masks, room)
+        laid.gather()
+        return layout, laid
 
-    def _trees(self, work: Round, candidates: tuple[Tensor, Tensor]) -> DraftTree | None:
+    def _trees(self, work: Round, candidates: tuple[Tensor, Tensor], room: Allocate | None) -> DraftTree | None:
         sequences = [entry.sequence for entry in work.trees]
         roots, lengths = [s.tokens[-1] for s in sequences], [s.computed for s in sequences]
         numbers = self._memory.numbers(roots, lengths, work.budgets)
@@ -381,21 +409,20 @@ class RoundLoop:
             seeds, scale = self._memory.draws([p.seed for p in draws], scales)
             candidates = share_noise(*candidates, seeds, numbers[1], scale)
         size = len(sequences), candidates[0].shape[1], max(work.budgets)
-        if self._budgets and any(s.request.adapts for s in sequences):
+        if self._budgets and _adapt(work.trees, work.budgets):
             tree = tree_build(*candidates, *numbers, max_budget=size[-1])
             work.chosen = self._budgets.choose(work.entries, work.budgets, tree, candidates)
             work.budgets = work.chosen.nodes
             return prefix(tree, work.budgets) if any(work.budgets) else None
-        room = self.verifier.room()
-        out = room and DraftTree.allocate(*size, room)
+        out = work.announced.tree if work.announced else room and DraftTree.allocate(*size, room)
         return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
 
     def _accept(self, flight: Flight, result: VerifyResult) -> Drawn:
         """The walk down each tree. The host waits for nothing else."""
-        y, tree = result.drawn.tolist(), flight.tree
+        y, tree = result.drawn.tolist(), flight.laid.tree
         if tree is None:
             return Drawn(y, [[0]] * flight.layout.trees)
-        on_nodes = flight.layout.tree_y(result.y, tree, flight.nodes)
+        on_nodes = flight.laid.tree_y(result.y)
         accepted = tree_accept(on_nodes, tree, out=self._memory.walk(len(on_nodes), tree.max_depth))
         if on_nodes.is_cuda:
             torch.cuda.current_stream(on_nodes.device).synchronize()
@@ -456,7 +483,7 @@ class RoundLoop:
         if -1 in tokens:
             error = RuntimeError("the target's logits for this request are not finite")
             self._end(sequence, damaged=True)
-            self._emit(sequence, error)
+            self._outgoing.append((sequence, error))
             return
         taken, reason = sequence.append(tokens, logprobs)
         if sequence.grammar:
@@ -464,7 +491,7 @@ class RoundLoop:
                 sequence.grammar.advance(taken)
             except GrammarError as error:
                 self._end(sequence)
-                self._emit(sequence, RuntimeError(f"the grammar became too much to follow: {error}"))
+                self._outgoing.append((sequence, RuntimeError(f"the grammar became too much to follow: {error}")))
                 return
         self.totals.generated_tokens += len(taken)
         self.metrics.delivered(sequence, reason is not None)
@@ -472,14 +499,21 @@ class RoundLoop:
             self._end(sequence)
         if reason or sequence.request.every_round:
             found = tuple(sequence.unsent_logprobs), tuple(sequence.unsent_prompt_logprobs)
-            self._emit(sequence, Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found))
+            delta = Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found)
+            self._outgoing.append((sequence, delta))
             for sent in (sequence.unsent, sequence.unsent_logprobs, sequence.unsent_prompt_logprobs):
                 sent.clear()
 
     def _fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
         for sequence in list(sequences):
             self._end(sequence, damaged=True)
-            self._emit(sequence, error)
+            self._outgoing.append((sequence, error))
+
+    def _send(self) -> None:
+        """What sequences have got, to who waits for it: it takes the host's time, so it waits until a peer computes."""
+        if self._outgoing:
+            self._emit(self._outgoing)
+            self._outgoing = []
 
     def _end(self, sequence: Sequence, *, damaged: bool = False) -> None:
         self.scheduler.finish(sequence, damaged=damaged)
@@ -489,6 +523,11 @@ class RoundLoop:
         self._new_context.pop(sequence.id, None)
         if sequence.drafter:
             self._drafter_call(sequence.drafter, lambda drafter: drafter.release([sequence.id]))
+
+
+def _adapt(trees: list[Entry], budgets: list[int]) -> bool:
+    """Whether any of the drafts is for a tree whose size is chosen when they are there."""
+    return any(budget and entry.sequence.request.adapts for entry, budget in zip(trees, budgets, strict=True))
 
 
 def _start(items: list[DraftItem], features: Any, drafter: DrafterPeer) -> None:

@@ -227,12 +227,17 @@ class RouterActor:
         try:
             self._scheduler.add(sequence)
         except QueueFull as error:
-            self._emit(sequence, error)
+            self._emit([(sequence, error)])
 
-    def _emit(self, sequence: Sequence, delta: Delta | Exception) -> None:
-        outbox = self._outboxes.get(sequence.id)
-        if outbox is not None and self._event_loop is not None:
-            self._event_loop.call_soon_threadsafe(outbox.put_nowait, delta)
+    def _emit(self, outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._hand_out, outgoing)
+
+    def _hand_out(self, outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
+        """On the event loop."""
+        for sequence, delta in outgoing:
+            if outbox := self._outboxes.get(sequence.id):
+                outbox.put_nowait(delta)
 
     def _connect_verifier(self) -> Any:
         """Wait for a group of the verifier deployment that no other router has, however long Serve takes to make one. Requests

@@ -104,9 +104,9 @@ class FixedBatch:
         self._pad(0, 0, rows)
         self._inputs.send()
 
-    def fill(self, batch: VerifyBatch, rows: int) -> None:
-        """Write a batch that it holds, padded to `rows` rows. Nothing waits for the device: what is on the host goes in one
-        copy, what is on the device already is copied there."""
+    def fill(self, batch: VerifyBatch, rows: int) -> list[tuple[Tensor, Tensor]]:
+        """Write a batch that it holds, padded to `rows` rows, but for what is on the device already: that is to be copied
+        there, into the first of each pair. What is on the host goes in one copy, and nothing waits for the device."""
         self._inputs.wait()
         host, given, commit = self._inputs.host, batch.rows, batch.commit
         n, sequences = len(batch.tokens), len(given.q_len)
@@ -139,8 +139,7 @@ class FixedBatch:
             else:
                 host[name][part] = tensor.numpy()
         self._inputs.send()
-        for own, tensor in there:
-            own.copy_(tensor)
+        return there
 
     def _pad(self, n: int, sequences: int, rows: int) -> None:
         """All but the first n rows and sequences. Token and position of a padding row may be any that exist."""
@@ -172,6 +171,15 @@ class Output:
         return Output(self.hidden[:rows], self.features[:rows], self.scored, *parts)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A batch whose numbers are in place, but for those on the device."""
+
+    batch: VerifyBatch
+    rows: int  # of its graph
+    there: list[tuple[Tensor, Tensor]]  # see FixedBatch.fill
+
+
 class GraphedSteps:
     """The graphs of one model's steps."""
 
@@ -187,6 +195,7 @@ class GraphedSteps:
         self._drawn = torch.empty(sizes.rows, dtype=torch.int32, pin_memory=True)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
         self._buckets = row_buckets(sizes.rows)
+        self._prepared: _Prepared | None = None
         started, memory = time.perf_counter(), None
         for rows in reversed(self._buckets):
             self._batch.clear(rows)
@@ -206,14 +215,23 @@ class GraphedSteps:
         """Whether `run` can take this batch."""
         return self._batch.holds(batch)
 
+    def prepare(self, batch: VerifyBatch) -> _Prepared:
+        """Write what is on the host of a batch that it holds, which will run next."""
+        rows = next(size for size in self._buckets if size >= len(batch.tokens))
+        self._prepared = _Prepared(batch, rows, self._batch.fill(batch, rows))
+        return self._prepared
+
     def run(self, batch: VerifyBatch) -> Output:
         """The step of a batch that it holds, its tensors on the host or this device. The next call overwrites the output."""
-        n = len(batch.tokens)
-        rows = next(size for size in self._buckets if size >= n)
-        self._batch.fill(batch, rows)
-        graph, output = self._graphs[rows]
+        prepared = self._prepared
+        if prepared is None or prepared.batch is not batch:
+            prepared = self.prepare(batch)
+        self._prepared = None
+        for own, given in prepared.there:
+            own.copy_(given)
+        graph, output = self._graphs[prepared.rows]
         graph.replay()
-        return output.first(n)
+        return output.first(len(batch.tokens))
 
     def _step(self, rows: int) -> Output:
         self._pool.commit(self._batch.commit())

@@ -104,6 +104,10 @@ class HFTarget:
         self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
 
     @torch.inference_mode()
+    def prepare(self, batch: VerifyBatch) -> None:
+        """See Target.prepare."""
+        self._steps.prepare(batch)
+
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit, forward, draw; see `Target.step`. Raises ValueError where a batch contradicts itself or the pool."""
         return self._steps.run(batch)

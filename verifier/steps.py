@@ -39,6 +39,11 @@ class Steps:
             except WaitsForDevice as error:
                 log.warning("steps run without CUDA graphs: no kernel serves this dtype or head size (%s)", error)
 
+    def prepare(self, batch: VerifyBatch) -> None:
+        """See Target.prepare."""
+        if self._graphs and self._graphs.holds(batch):
+            self._graphs.prepare(batch)
+
     def run(self, batch: VerifyBatch) -> VerifyResult:
         """One step; see `Target.step`. Call it in inference mode.
 

@@ -18,6 +18,11 @@ class Target(Protocol):
     @property
     def pool(self) -> Pool: ...
 
+    def prepare(self, batch: VerifyBatch) -> None:
+        """A batch that `step` will get next, unless another comes: what is not on the target's device is there already, the
+        tensors on it are still to be written to. Changes nothing that a step leaves."""
+        ...
+
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit `batch.commit`, write the rows' K/V to their slots, score all rows, draw at the wanted ones.
 

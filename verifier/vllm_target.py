@@ -200,6 +200,10 @@ class VLLMTarget:
         self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
 
     @torch.inference_mode()
+    def prepare(self, batch: VerifyBatch) -> None:
+        """See Target.prepare."""
+        self._steps.prepare(batch)
+
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit, forward, draw; see `Target.step`. Only rank 0 draws: `y` is empty on the others.
 

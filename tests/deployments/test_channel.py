@@ -23,7 +23,13 @@ import pathlib, sys, threading, time
 from ddtree.deployments.channel import Server
 from ddtree.deployments.device_thread import DeviceThread
 
+noted = []
+
 def handle(method, *args):
+    if method == "note":
+        noted.append(args)
+    if method == "noted":
+        return noted
     if method == "sleep":
         time.sleep(*args)
     if method == "raise":
@@ -141,7 +147,7 @@ def test_one_caller_keeps_no_other_waiting(server: Started) -> None:
     for other in (half, deaf, gone, foreign):
         other.connect(str(server.path))
     half.sendall((100).to_bytes(8, "little") + b"half")
-    message = pickle.dumps(("echo", (bytes(5_000_000),)))
+    message = pickle.dumps((True, "echo", (bytes(5_000_000),)))
     deaf.sendall(len(message).to_bytes(8, "little") + message)
     gone.sendall(len(message).to_bytes(8, "little") + message)
     gone.close()
@@ -151,6 +157,15 @@ def test_one_caller_keeps_no_other_waiting(server: Started) -> None:
     with deaf.makefile("rb") as answer:
         assert pickle.loads(answer.read(int.from_bytes(answer.read(8), "little"))).value == (bytes(5_000_000),)
     assert call(server.caller(5), "echo", 2) == (2,)
+
+
+def test_a_notice_is_taken_before_the_next_call_and_not_answered(server: Started) -> None:
+    caller = server.caller()
+    for i in range(3):
+        caller.notify("note", i, bytes(100_000))
+        caller.notify("raise")
+        caller.notify("note", "small")
+        assert [args[0] for args in call(caller, "noted")] == [0, "small", 1, "small", 2, "small"][: 2 * i + 2]
 
 
 def test_of_many_the_first_failure_ends_the_wait(start: Callable[[], Started]) -> None:

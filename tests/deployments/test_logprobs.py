@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from ddtree.deployments.requests import Delta, EditParams, GenerationRequest, SamplingParams, TokenLogprobs
+from ddtree.deployments.sequence import Sequence
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
 from .tiny import VOCABULARY, Engine, Guesser, LocalVerifier, make_target, plain, request
@@ -64,14 +65,14 @@ class Recorder(Engine):
         self.prompts: dict[str, list[tuple[TokenLogprobs, ...]]] = {}  # by delta
         emit = self.loop._emit
 
-        def keep(sequence: object, delta: Delta | Exception) -> None:
-            emit(sequence, delta)  # type: ignore[arg-type]
-            if isinstance(delta, Delta):
-                name = sequence.id  # type: ignore[attr-defined]
-                self.answers[name] = self.answers.get(name, ()) + delta.logprobs
-                self.prompts.setdefault(name, []).append(delta.prompt_logprobs)
+        def keep(outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
+            emit(outgoing)
+            for sequence, delta in outgoing:
+                if isinstance(delta, Delta):
+                    self.answers[sequence.id] = self.answers.get(sequence.id, ()) + delta.logprobs
+                    self.prompts.setdefault(sequence.id, []).append(delta.prompt_logprobs)
 
-        self.loop._emit = keep  # type: ignore[assignment]
+        self.loop._emit = keep
 
 
 asking = st.builds(

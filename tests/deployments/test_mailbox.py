@@ -113,6 +113,45 @@ def test_what_lies_in_reserved_memory_is_not_copied(device: str) -> None:
         assert tail.tolist() == [-1, *[i + 1] * 4] and torch.equal(copied, other)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_announced_message_is_read_when_its_tensors_are_written(device: str) -> None:
+    outbox = Outbox(device, MIB)
+    inbox = peer(outbox)
+    for i in range(4):
+        late = outbox.empty((INLINE,), torch.int32)
+        message = Message(f"m{i}", [late, torch.tensor([i]), late.view(2, -1)[1]])
+        announced = inbox.expect(outbox.announce(message))
+        assert announced.name == f"m{i}" and announced.tensors[1].item() == i
+        late.fill_(i)
+        if i == 1:  # another one is sent instead
+            outbox.discard()
+            assert inbox.read(outbox.write(Message("other", []))).name == "other"
+            continue
+        letter = outbox.write(message)
+        assert inbox.read(letter) is announced and letter.body is None
+        assert announced.tensors[0].tolist() == [i] * INLINE and announced.tensors[2].tolist() == [i] * (INLINE // 2)
+
+
+def test_what_was_not_announced_to_a_reader_is_not_read() -> None:
+    outbox = Outbox("cpu", MIB)
+    early, late = peer(outbox), peer(outbox)
+    for _ in range(2):
+        message = Message("m", [outbox.empty((4,), torch.int32)])
+        early.expect(outbox.announce(message))
+        letter = outbox.write(message)
+        assert early.read(letter).name == "m"
+        with pytest.raises(StaleMessage, match="was not announced here"):
+            late.read(letter)
+
+
+def test_what_is_announced_has_its_tensors_reserved() -> None:
+    outbox = Outbox("cpu", MIB)
+    inbox, reserved = peer(outbox), outbox.empty((INLINE,), torch.int32)
+    with pytest.raises(ValueError, match="no tensors but reserved ones"):
+        outbox.announce([reserved, torch.ones(INLINE)])
+    assert inbox.read(outbox.write([reserved, torch.ones(INLINE)]))[1].sum() == INLINE
+
+
 def test_reserving_ends_the_message_that_was_there() -> None:
     outbox = Outbox("cpu", MIB)
     inbox, letters = peer(outbox), [outbox.write(torch.full((INLINE,), i)) for i in range(2)]
@@ -213,7 +252,9 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tree = tree_build(logprobs, ids, numbers, numbers, numbers, max_budget=40, out=room)
     sequences[4].computed = 0
     entries[4] = Entry(sequences[4], 70 + 41, 0, finishes=True)  # as many rows as there can be
-    batch, _nodes = lay_out(entries, [40] * 4, 4, scratch_page=0).batch(tree)
+    laid = lay_out(entries, [40] * 4, 4, scratch_page=0).batch(tree, empty=partial(router.empty, dtype=torch.int32))
+    laid.gather()
+    batch = laid.batch
     rows = len(batch.tokens)
     assert rows == step_rows(config)[0]
     peer(router).read(router.write(batch))

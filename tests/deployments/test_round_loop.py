@@ -233,9 +233,11 @@ def test_drafts_save_rounds(verifier: LocalVerifier) -> None:
     engine = Engine(verifier)
     engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.1))
     engine.add(asked)
+    announced = verifier.announced
     engine.run()
     stats = engine.last["r"].stats  # type: ignore[union-attr]
     assert stats.rounds <= 25, "most rounds commit more than one token"
+    assert verifier.announced - announced >= stats.rounds - 2, "all but the prompt's and a last one without drafts"
     assert sum(stats.acceptance_histogram) == stats.rounds
     assert (
         stats.accepted_tokens + stats.rounds >= 39

@@ -82,10 +82,16 @@ class LocalVerifier:
         )
         self.page_size, self.pages = page_size, pages
         self.fail_next = False
+        self.announced = 0  # batches
 
     def room(self) -> Allocate:
         """Batches are not copied: any memory will do, one of this process's as well as another."""
         return partial(torch.empty, dtype=torch.int32)
+
+    def announce(self, batch: VerifyBatch) -> None:
+        batch.tokens.fill_(-1)  # not written to yet
+        self.target.prepare(batch)
+        self.announced += 1
 
     def start(self, batch: VerifyBatch) -> None:
         self._batch = batch
@@ -174,10 +180,11 @@ class Engine:
         self.output: dict[str, list[int]] = {}
         self.last: dict[str, Delta | Exception] = {}
 
-    def _emit(self, sequence: Sequence, delta: Delta | Exception) -> None:
-        self.last[sequence.id] = delta
-        if isinstance(delta, Delta):
-            self.output.setdefault(sequence.id, []).extend(delta.token_ids)
+    def _emit(self, outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
+        for sequence, delta in outgoing:
+            self.last[sequence.id] = delta
+            if isinstance(delta, Delta):
+                self.output.setdefault(sequence.id, []).extend(delta.token_ids)
 
     def add(self, request: GenerationRequest) -> Sequence:
         sequence = Sequence(request, 0.0)

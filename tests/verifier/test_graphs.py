@@ -47,6 +47,11 @@ def mixed(h: Harness, seed: int) -> list[Piece]:
     ]
 
 
+def filled(fixed: FixedBatch, batch: VerifyBatch, rows: int) -> None:
+    for own, late in fixed.fill(batch, rows):
+        own.copy_(late)
+
+
 def real_rows(batch: VerifyBatch) -> list[int]:
     """Indices of the rows in use; what the others come to is nobody's business."""
     offsets, lengths = batch.rows.row_offsets.tolist(), batch.rows.q_len.tolist()
@@ -65,7 +70,7 @@ def test_padding_changes_nothing(tiny: Harness, rows: int) -> None:
             hidden, features = target.forward(batch.tokens, batch.positions, batch.slots, batch.rows)
             alone = target.pool.k.clone()
             target.pool.k.copy_(before)
-            fixed.fill(batch, rows)
+            filled(fixed, batch, rows)
             padded_hidden, padded_features = target.forward(*fixed.first(rows))
         keep, page = real_rows(batch), [p for p in range(target.pool.pages) if p != tiny.trash]
         torch.testing.assert_close(padded_hidden[keep], hidden[keep], atol=5e-5, rtol=0)
@@ -94,10 +99,10 @@ def test_paths_are_committed_and_padding_is_none(tiny: Harness) -> None:
     expected = pool.k.clone()
     assert not torch.equal(expected, before)
     pool.k.copy_(before)
-    fixed.fill(batch, 64)
+    filled(fixed, batch, 64)
     pool.commit(fixed.commit())
     assert torch.equal(pool.k, expected)
-    fixed.fill(dataclasses.replace(batch, commit=None), 64)
+    filled(fixed, dataclasses.replace(batch, commit=None), 64)
     pool.commit(fixed.commit())
     assert torch.equal(pool.k, expected)
 
@@ -181,9 +186,17 @@ def check_replay(h: Harness) -> None:
         assert graphs.holds(batch)
         n = len(batch.tokens)
         rows = next(size for size in graphs._buckets if size >= n)
-        graphs._batch.fill(batch, rows)
+        filled(graphs._batch, batch, rows)
         hidden, features = target.forward(*graphs._batch.first(rows))
         keep = real_rows(batch)
+        if seed % 2:  # what is on the device comes later, as where a batch is announced
+            late = batch.tokens, batch.positions, batch.rows.ancestors, batch.rows.q_len
+            right = [tensor.clone() for tensor in late]
+            for tensor in late:
+                tensor.zero_()
+            graphs.prepare(batch)
+            for tensor, numbers in zip(late, right, strict=True):
+                tensor.copy_(numbers)
         output = graphs.run(batch)
         assert torch.equal(output.hidden[keep], hidden[:n][keep])
         assert torch.equal(output.features[keep], features[:n][keep])
@@ -201,7 +214,7 @@ def test_a_replayed_graph_commits(wide: HFTarget) -> None:
         n, before = len(batch.tokens), [cache.clone() for cache in pool.caches]
         rows = next(size for size in graphs._buckets if size >= n)
         pool.commit(batch.commit)
-        graphs._batch.fill(batch, rows)
+        filled(graphs._batch, batch, rows)
         _, features = wide.forward(*graphs._batch.first(rows))
         expected = [cache.clone() for cache in pool.caches]
         for cache, content in zip(pool.caches, before, strict=True):

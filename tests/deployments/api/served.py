@@ -111,11 +111,12 @@ class LocalEngine:
         try:
             self.scheduler.add(sequence)
         except QueueFull as error:
-            self._emit(sequence, error)
+            self._emit([(sequence, error)])
 
-    def _emit(self, sequence: Sequence, delta: Delta | Exception) -> None:
-        if outbox := self._outboxes.get(sequence.id):
-            outbox(delta)
+    def _emit(self, outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
+        for sequence, delta in outgoing:
+            if outbox := self._outboxes.get(sequence.id):
+                outbox(delta)
 
 
 @contextmanager
