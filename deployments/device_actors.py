@@ -88,6 +88,10 @@ class DrafterActor(MailActor):
         """Seconds that it has computed so far, and the sequences whose context it holds: what autoscaling goes by."""
         return self._thread.busy_seconds, self.sequences()
 
+    def compute_seconds(self) -> float:
+        """What its device has computed so far."""
+        return self._drafter.compute_seconds
+
     def draft(self, items: list[DraftItem], verified: VerifyResult | None, to_host: bool) -> Candidates:
         """Feed the items' new context rows and draft for those with a bonus. Returned as an RDT object, unless `to_host`."""
         return self._thread.run(_complete, to_host, self._draft, items, verified)
@@ -160,6 +164,10 @@ class VerifierRank(MailActor):
     def pages(self) -> int:
         """Pages of the KV pool; the same on every rank."""
         return self._target.pool.pages
+
+    def compute_seconds(self) -> float:
+        """What its device has computed so far."""
+        return self._target.compute_seconds
 
     def timed(self) -> TimedSteps | None:
         """What a router found steps of this group to take, for the next one; None: nobody timed them yet."""

@@ -36,7 +36,7 @@ class Record:
         return (self.accepted + PATIENCE) / (self.expected + PATIENCE)
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """`tokens[:computed]` have their KV rows in the pool; the rest is pending. A sequence with one pending token decodes:
     that token is the root of its tree. One with more is in prefill."""

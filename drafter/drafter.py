@@ -63,6 +63,7 @@ class Drafter:
         ends = TargetEnds.load(target_dir, self.info, dtype=dtype, device=device)
         model = load_published(checkpoint_dir, dtype=dtype, device=device)
         stack = Stack(model, ends, min(top_k, self.info.vocab_size))
+        self._clock = stack.clock
         if paged is None:
             paged = device.type == "cuda" and all(span.window is None for span in self.info.spans)
         self._contexts: GrowingContexts | PagedContexts
@@ -76,6 +77,11 @@ class Drafter:
     def sequences(self) -> int:
         """Sequences whose context is held."""
         return len(self._contexts)
+
+    @property
+    def compute_seconds(self) -> float:
+        """What its device has computed in drafts so far."""
+        return self._clock.seconds
 
     def release(self, sequences: Iterable[str] | None) -> None:
         """Forgets sequences, None: all. One that is not held is no error: a drafter may have joined after it began."""

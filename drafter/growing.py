@@ -55,9 +55,10 @@ class GrowingContexts:
     def draft(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> Candidates:
         """As `Drafter.draft`, of checked items. The candidates are new tensors."""
         works, stack = self._works(items), self._stack
-        self._feed(works, features)
         drafting = [work for work in works if work.item.bonus is not None]
-        candidates = self._draft(drafting) if drafting else stack.no_candidates()
+        with stack.clock:
+            self._feed(works, features)
+            candidates = self._draft(drafting) if drafting else stack.no_candidates()
         for work in works:
             work.context.commit(work.new_rows)
             self._contexts[work.item.sequence] = work.context

@@ -155,10 +155,11 @@ class Pass:
 
     def run(self, blocks: int) -> Candidates:
         """Candidates `[blocks, L, K]` of the first blocks loaded; with a graph they are overwritten by its next run."""
-        if self._graph is None:
-            return self._forward().first(blocks)
-        self._graph.replay()
-        return self._captured[blocks]
+        with self._stack.clock:
+            if self._graph is None:
+                return self._forward().first(blocks)
+            self._graph.replay()
+            return self._captured[blocks]
 
     def capture(self, memory: Any) -> None:
         """From now on `run` replays a graph whose memory is in the pool `memory` (a `torch.cuda.graph_pool_handle`).

@@ -19,6 +19,7 @@ from ddtree.drafter.items import Candidates
 from ddtree.drafter.rotary import rotary_table, rotate
 from ddtree.drafter.target_ends import TargetEnds
 from ddtree.kernels import topk_logprobs
+from ddtree.kernels.clock import DeviceClock
 from ddtree.kernels.packed_linear import pack
 
 
@@ -45,6 +46,7 @@ class Stack:
             top_k: candidates per position (K), at most the vocabulary.
         """
         self.config = config = model.config
+        self.clock = DeviceClock(ends.embedding.device)
         self.device, self.dtype, self.top_k = ends.embedding.device, ends.embedding.dtype, top_k
         layers = [cast(DFlashLayer, layer) for layer in model.layers]
         del model.layers

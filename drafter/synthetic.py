@@ -69,6 +69,11 @@ class SyntheticDrafter:
     def sequences(self) -> int:
         return self._drafter.sequences
 
+    @property
+    def compute_seconds(self) -> float:
+        """See Drafter.compute_seconds."""
+        return self._drafter.compute_seconds
+
     def release(self, sequences: Iterable[str] | None) -> None:
         self._drafter.release(sequences)
 

@@ -216,17 +216,16 @@ class GraphedSteps:
         return self._batch.holds(batch)
 
     def prepare(self, batch: VerifyBatch) -> _Prepared:
-        """Write what is on the host of a batch that it holds, which will run next."""
+        """Write what is on the host of a batch that it holds, which will run next, unless that was done."""
+        if self._prepared and self._prepared.batch is batch:
+            return self._prepared
         rows = next(size for size in self._buckets if size >= len(batch.tokens))
         self._prepared = _Prepared(batch, rows, self._batch.fill(batch, rows))
         return self._prepared
 
     def run(self, batch: VerifyBatch) -> Output:
         """The step of a batch that it holds, its tensors on the host or this device. The next call overwrites the output."""
-        prepared = self._prepared
-        if prepared is None or prepared.batch is not batch:
-            prepared = self.prepare(batch)
-        self._prepared = None
+        prepared, self._prepared = self.prepare(batch), None
         for own, given in prepared.there:
             own.copy_(given)
         graph, output = self._graphs[prepared.rows]

@@ -103,11 +103,16 @@ class HFTarget:
                 layer.compile(options={"combo_kernels": True})
         self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
 
-    @torch.inference_mode()
     def prepare(self, batch: VerifyBatch) -> None:
         """See Target.prepare."""
         self._steps.prepare(batch)
 
+    @property
+    def compute_seconds(self) -> float:
+        """See Target.compute_seconds."""
+        return self._steps.clock.seconds
+
+    @torch.inference_mode()
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit, forward, draw; see `Target.step`. Raises ValueError where a batch contradicts itself or the pool."""
         return self._steps.run(batch)

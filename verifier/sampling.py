@@ -8,6 +8,9 @@ top-p in sort order), so no sort order shows in a draw.
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from ddtree.kernels.noise import KeyedNoise, gumbel
 from ddtree.verifier.batch import SamplingRows
 
 GREEDY_BELOW = 1e-5  # temperature
+_BLOCK = 1 << 26  # logits that a GPU draws from at once: it holds a few numbers for each
 _HEADS = (256, 4096)  # how many of the largest logits to look at before all of them are sorted
 
 
@@ -48,7 +52,10 @@ def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNo
     """
     if not len(logits):
         return torch.empty(0, dtype=torch.int32, device=logits.device)
-    logits = logits.float()
+    logits, noise = logits.float(), noise or KeyedNoise(logits.shape[1], logits.device)
+    if logits.is_cuda:
+        parts = [slice(at, at + _BLOCK // logits.shape[1]) for at in range(0, len(logits), _BLOCK // logits.shape[1])]
+        return torch.cat([_at_once(logits[part], positions[part], _part(rows, part), noise) for part in parts])
     y = greedy(logits)
     drawn = ((y >= 0) & ~_greedy(rows)).nonzero().squeeze(1)
     if len(drawn):
@@ -58,8 +65,36 @@ def sample(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNo
         if rows.min_p is not None:
             least = x.amax(-1) + rows.min_p[drawn].log()
             x = x.masked_fill(x < least[:, None], -torch.inf)
-        y[drawn] = _draw(x, seed, position, top_k, top_p, noise or KeyedNoise(x.shape[1], x.device)).int()
+        y[drawn] = _draw(x, seed, position, top_k, top_p, noise).int()
     return y
+
+
+def _at_once(logits: Tensor, positions: Tensor, rows: SamplingRows, noise: KeyedNoise) -> Tensor:
+    """As `sample`, of all rows alike: a GPU waits longer for the host to look at rows than it takes for them. The host asks it
+    once which rows are truncated."""
+    drawn = ~_greedy(rows)
+    x = logits / rows.temperature.where(drawn, 1.0)[:, None]
+    if rows.min_p is not None:
+        least = x.amax(-1) + rows.min_p.log()
+        x = x.masked_fill(x < least.where(drawn, -torch.inf)[:, None], -torch.inf)
+    part = (_truncated(rows.top_k, rows.top_p, x.shape[1]) & drawn).nonzero().squeeze(1)
+    if len(part):
+        threshold = x.new_full((len(x),), -torch.inf)
+        threshold[part] = _threshold(x[part], rows.top_k[part].long(), rows.top_p[part].double())
+        x.masked_fill_(x < threshold[:, None], -torch.inf)
+    found = noise.rows(rows.seed.long(), positions.long()).masked_fill_(~drawn[:, None], 0.0)
+    return torch.where(finite(logits), _argmax(x + found), -1).int()
+
+
+def _part(rows: SamplingRows, part: slice) -> SamplingRows:
+    each: dict[str, Any] = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    each = {name: None if values is None else values[part] for name, values in each.items()}
+    return SamplingRows(**each)
+
+
+def _truncated(top_k: Tensor, top_p: Tensor, vocab_size: int) -> Tensor:
+    """[R] bool: the rows whose kept set is smaller than the vocabulary."""
+    return ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
 
 
 def _greedy(rows: SamplingRows) -> Tensor:
@@ -69,7 +104,7 @@ def _greedy(rows: SamplingRows) -> Tensor:
 def _draw(x: Tensor, seed: Tensor, position: Tensor, top_k: Tensor, top_p: Tensor, noise: KeyedNoise) -> Tensor:
     """[R] int64: the Gumbel-max draws of rows x [R, V], which it may overwrite."""
     vocab_size = x.shape[1]
-    truncated = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
+    truncated = _truncated(top_k, top_p, vocab_size)
     y = torch.empty_like(seed)
     whole = (~truncated).nonzero().squeeze(1)
     if len(whole):
@@ -96,7 +131,7 @@ def _threshold(x: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     top_k = torch.where(limited, top_k, vocab_size)
     top_p = top_p.masked_fill(top_p >= 1, torch.inf)  # 1 would drop tokens whose mass is lost in rounding
     mass = torch.zeros_like(top_p)  # of whole rows, in units of the largest token's
-    for i in (~limited).nonzero().squeeze(1).split(4):  # so few that their float64 fits into a CPU's cache
+    for i in (~limited).nonzero().squeeze(1).split(256 if x.is_cuda else 4):  # whose float64 fits into a CPU's cache
         mass[i] = (x[i] - x[i].amax(-1, keepdim=True)).exp_().sum(-1, dtype=torch.float64)
     threshold = torch.empty_like(x[:, 0])
     pending = torch.arange(len(x), device=x.device)

@@ -8,6 +8,7 @@ import time
 import torch
 from torch import Tensor
 
+from ddtree.kernels.clock import DeviceClock
 from ddtree.kernels.noise import KeyedNoise
 from ddtree.kernels.waiting import WaitsForDevice
 from ddtree.verifier.batch import LogprobRows, Logprobs, VerifyBatch, VerifyResult
@@ -32,13 +33,18 @@ class Steps:
         self._model, self._pool, self._device = model, pool, pool.device
         self._noise = KeyedNoise(vocab_size, self._device)
         self._block = max(1, LOGITS // vocab_size)  # rows whose log-probabilities are taken at once
+        self.clock = DeviceClock(self._device)  # of forwards and draws
         self._graphs: GraphedSteps | None = None
         if graphs is not None:
             try:
                 self._graphs = GraphedSteps(model, pool, graphs, vocab_size)
             except WaitsForDevice as error:
                 log.warning("steps run without CUDA graphs: no kernel serves this dtype or head size (%s)", error)
+        if self._device.type == "cuda":
+            one = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._noise.rows(one, one)  # compiled now, not when somebody waits for a token
 
+    @torch.inference_mode()
     def prepare(self, batch: VerifyBatch) -> None:
         """See Target.prepare."""
         if self._graphs and self._graphs.holds(batch):
@@ -51,16 +57,18 @@ class Steps:
         """
         batch.check(self._pool.page_size)
         commit_seconds = 0.0
-        if self._graphs and self._graphs.holds(batch):
-            output = self._graphs.run(batch)
+        graphs = self._graphs if self._graphs and self._graphs.holds(batch) else None
+        if graphs:
+            graphs.prepare(batch)
         else:
             if batch.commit is not None:
                 began = time.perf_counter()
                 self._pool.commit(to_device(batch.commit, self._device))
                 commit_seconds = time.perf_counter() - began
             there = to_device((batch.tokens, batch.positions, batch.slots, batch.rows), self._device)
-            output = Output(*self._model.forward(*there))
-        y, drawn, logits = self._draw(output, batch)
+        with self.clock:
+            output = graphs.run(batch) if graphs else Output(*self._model.forward(*there))
+            y, drawn, logits = self._draw(output, batch)
         found = None if batch.logprobs is None else self._logprobs(batch.logprobs, output, logits, y)
         return VerifyResult(y, drawn, output.features, commit_seconds, found)
 

@@ -18,6 +18,11 @@ class Target(Protocol):
     @property
     def pool(self) -> Pool: ...
 
+    @property
+    def compute_seconds(self) -> float:
+        """What its device has computed in steps so far."""
+        ...
+
     def prepare(self, batch: VerifyBatch) -> None:
         """A batch that `step` will get next, unless another comes: what is not on the target's device is there already, the
         tensors on it are still to be written to. Changes nothing that a step leaves."""

@@ -199,11 +199,16 @@ class VLLMTarget:
         self.pool = self._bind_pool(page_size, pages)
         self._steps = Steps(self, self.pool, self.info.vocab_size, graphs)
 
-    @torch.inference_mode()
     def prepare(self, batch: VerifyBatch) -> None:
         """See Target.prepare."""
         self._steps.prepare(batch)
 
+    @property
+    def compute_seconds(self) -> float:
+        """See Target.compute_seconds."""
+        return self._steps.clock.seconds
+
+    @torch.inference_mode()
     def step(self, batch: VerifyBatch) -> VerifyResult:
         """Commit, forward, draw; see `Target.step`. Only rank 0 draws: `y` is empty on the others.
 

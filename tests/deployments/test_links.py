@@ -12,11 +12,11 @@ import pytest
 import ray
 import torch
 
+from benchmarks.pod import WAIT_S, Pod, make_router
 from ddtree.deployments.config import ApiConfig
 from ddtree.deployments.errors import NotReady
 
-from . import pod as pods
-from .pod import WAIT_S, Late, Pod
+from . import tiny_pod
 from .tiny import request
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +39,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA 
 )
 def pod(request: pytest.FixtureRequest, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Pod:
     transport, device = request.param.split("-")
-    pod = pods.start(tmp_path_factory.mktemp("pod"), device, transport=transport)
+    pod = tiny_pod.start(tmp_path_factory.mktemp("pod"), device, transport=transport)
     pod.add_drafter()
     return pod
 
@@ -122,10 +122,10 @@ def test_requests_wait_only_so_long_for_a_verifier(pod: Pod) -> None:
     """Then they end, and new ones are refused at once, until there is one."""
     if pod.config.transport == "objects":
         pytest.skip("a matter of the router alone")
-    late, patience = Late.remote(pod.group), 1.0  # type: ignore[attr-defined]
+    late, patience = tiny_pod.Late.remote(pod.group), 1.0  # type: ignore[attr-defined]
     ray.kill(pod.router)
     config = pod.config.model_copy(update={"api": ApiConfig(verifier_wait_s=patience)})
-    pod.router = pods.make_router(config, pod.models, late)
+    pod.router = make_router(config, pod.models, late)
     ray.get(pod.router.pid.remote(), timeout=WAIT_S)
 
     def refused() -> float:

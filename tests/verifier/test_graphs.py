@@ -206,6 +206,31 @@ def check_replay(h: Harness) -> None:
 
 
 @on_gpu
+def test_a_prepared_step_is_the_same(wide: HFTarget) -> None:
+    """As a device actor calls it: what is on the device comes after the announcement."""
+    h = Harness(wide, None)
+    for seed in range(4):
+        pieces = mixed(h, seed)
+        batch = h.batch(*pieces)
+        late = dict(zip(("tokens", "positions"), to_device((batch.tokens, batch.positions), wide.device), strict=True))
+        batch = dataclasses.replace(batch, **late)
+        expected = wide.step(batch)
+        torch.cuda.synchronize()
+        y, features = expected.y.clone(), expected.features.clone()
+        right = [tensor.clone() for tensor in late.values()]
+        for tensor in late.values():
+            tensor.zero_()
+        again = dataclasses.replace(batch)
+        wide.prepare(again)
+        for tensor, number in zip(late.values(), right, strict=True):
+            tensor.copy_(number)
+        result = wide.step(again)
+        keep = real_rows(batch)
+        assert torch.equal(result.y[keep], y[keep]) and torch.equal(result.features[keep], features[keep])
+        h.release(*(piece.sequence for piece in pieces))
+
+
+@on_gpu
 @torch.inference_mode()
 def test_a_replayed_graph_commits(wide: HFTarget) -> None:
     h, graphs, pool = Harness(wide, None), wide._steps._graphs, wide.pool

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddtree.kernels.noise import KeyedNoise
+from ddtree.verifier import sampling
 from ddtree.verifier.batch import SamplingRows
 from ddtree.verifier.sampling import sample
 
@@ -168,3 +169,18 @@ def test_neighbouring_positions_and_seeds_draw_differently() -> None:
     logits = torch.zeros(4, 40_000)
     y = sample(logits, torch.tensor([5, 6, 5, 6]), rows([1.0] * 4, [1.0] * 4, [0] * 4, [1, 1, 2, 2]))
     assert y.unique().numel() == 4
+
+
+@pytest.mark.parametrize("vocab", [7, 300, 6000])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("min_p", [False, True])
+def test_rows_drawn_at_once_are_those_drawn_one_by_one(vocab: int, seed: int, min_p: bool) -> None:
+    """What a GPU runs."""
+    logits, positions, params = random_batch(60, vocab, seed)
+    logits[5, 3] = math.nan
+    if min_p:
+        kept = torch.rand(60, generator=torch.Generator().manual_seed(seed)) / 10
+        params = replace(params, min_p=kept.where(torch.arange(60) % 3 > 0, 0.0))
+    expected = sample(logits, positions, params)
+    got = sampling._at_once(logits.float(), positions, params, KeyedNoise(vocab))
+    assert got.dtype == expected.dtype and torch.equal(got, expected)

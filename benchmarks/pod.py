@@ -1,13 +1,11 @@
-"""A router, its verifier group and its drafters as real actors over a tiny model, without Serve and without text."""
+"""A router, its verifier group and its drafters as real actors, without Serve and without text."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,13 +17,8 @@ from ddtree.deployments.device_actors import DrafterActor, VerifierRank, make
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_actor import RouterActor
-from ddtree.drafter.config import DrafterInfo
-from ddtree.verifier.model_dir import TargetInfo
-
-from .tiny import make_drafter, make_target
 
 WAIT_S = 120
-GPUS = 0.08  # of one GPU, which every actor of every pod shares
 PING_S = 3
 
 
@@ -45,6 +38,10 @@ class Group:
         pid: int = ray.get(self._rank.pid.remote())
         return pid
 
+    def compute_seconds(self) -> float:
+        seconds: float = ray.get(self._rank.compute_seconds.remote())
+        return seconds
+
     def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle]:
         try:
             ray.get(self._rank.ping.remote(), timeout=PING_S)
@@ -52,22 +49,6 @@ class Group:
             ray.kill(self._rank)
             self._make()
         return [self._rank]
-
-
-@ray.remote(num_cpus=0)
-class Late:
-    """A Verifier deployment whose group is not there before it is told to come."""
-
-    def __init__(self, group: ActorHandle) -> None:
-        self._group, self._there = group, asyncio.Event()
-
-    async def come(self) -> None:
-        self._there.set()
-
-    async def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle]:
-        await self._there.wait()
-        ranks: list[ActorHandle] = await self._group.ranks.remote(config, router)
-        return ranks
 
 
 class Handle:
@@ -89,7 +70,7 @@ class Handle:
 
 @dataclass
 class Pod:
-    """The actors. They end with the cluster."""
+    """The actors. They end with `end`, or with the cluster."""
 
     config: AppConfig
     models: Models
@@ -113,6 +94,21 @@ class Pod:
         self.drafters[name] = drafter
         self.wait(lambda status: name in status["drafters"])
         return drafter
+
+    def kill_drafters(self) -> None:
+        for drafter in self.drafters.values():
+            ray.kill(drafter)
+        self.drafters = {}
+
+    def end(self) -> None:
+        for actor in (self.router, self.group, *self.drafters.values()):
+            ray.kill(actor)  # a group's ranks die with it
+
+    def compute_seconds(self) -> dict[str, float]:
+        """What the verifier's device has computed, and those of all drafters."""
+        drafts = [drafter.compute_seconds.remote() for drafter in self.drafters.values()]
+        seconds: list[float] = ray.get([self.group.compute_seconds.remote(), *drafts], timeout=WAIT_S)
+        return {"verify": seconds[0], "draft": sum(seconds[1:])}
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = ray.get(self.router.status.remote(), timeout=WAIT_S)
@@ -154,23 +150,8 @@ def make_router(config: AppConfig, models: Models, group: ActorHandle) -> Any:
     return make(RouterActor, config, models, Handle(group), num_gpus=config.drafter.num_gpus)
 
 
-def start(folder: Path, device: str = "cpu", hidden_size: int = 32, **changes: Any) -> Pod:
-    """A pod without drafters. `changes` are sections of the configuration, or single values."""
-    target, drafter = make_target(folder / "target", hidden_size), make_drafter(folder / "drafter", hidden_size)
-    sections: dict[str, Any] = {
-        "target": {"model": str(target), "dtype": "float32"},
-        "verifier": {"device": device, "threads": 1, "page_size": 4, "kv_tokens": 2048, "timeout_s": 20},
-        "drafter": {
-            "checkpoint": str(drafter), "device": device, "num_gpus": GPUS if device == "cuda" else 0, "dtype": "float32",
-            "threads": 1, "timeout_s": 5, "rebuild_window": 6,
-        },
-        "tree": {"budget": 16, "max_budget": 63, "top_k": 48},
-        "scheduler": {"max_sequences": 8, "prefill_rows": 32},
-    }  # fmt: skip
-    for name, value in changes.items():
-        sections[name] = {**sections[name], **value} if isinstance(value, dict) else value
-    config = AppConfig.parse(sections)
-    models = Models(TargetInfo.read(target), "tiny", 512, DrafterInfo.read(drafter), drafter)
+def start(config: AppConfig, models: Models) -> Pod:
+    """A pod without drafters."""
     group = Group.remote(config, models)  # type: ignore[attr-defined]
     pod = Pod(config, models, make_router(config, models, group), group)
     pod.wait(lambda status: bool(status["verifier_connected"]))

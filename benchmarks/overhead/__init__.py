@@ -1,0 +1,1 @@
+"""What a round takes beside what it computes. See __main__.py."""

@@ -1,0 +1,139 @@
+"""What a round takes beside what it computes: its wall time less what the drafter's and the verifier's devices computed in it.
+
+    python -m benchmarks.overhead CONFIG --out DIR [--streams 1,16] [--transports mailbox,objects] [--temperature 0] [--mps]
+
+Run it in the repository, on the machine that is to be measured. A router, a verifier's rank and a drafter, each an actor of its
+own, without Serve and HTTP; streams that all decode from the beginning to the end of a window, in rounds that do not overlap. At
+the end the drafter is killed, and requests that ask for drafts are timed beside those that ask for none. Writes overhead-NAME.json and overhead-NAME.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from ddtree.deployments import models
+from ddtree.deployments.commands.machine import Machine
+from ddtree.deployments.commands.prompts import read_prompts
+from ddtree.deployments.config import AppConfig, load
+
+from .. import pod as pods
+from ..serving import report
+from ..serving.mps import multi_process_service
+from .windows import Prompts, Window, measure
+
+
+def main() -> int:
+    options = _options()
+    try:
+        config = load(options.config)
+        found = models.find(config)
+        prompts = read_prompts(options.prompts)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    if found.drafter is None:
+        sys.exit(f"error: {options.config} has no drafter, and what a draft costs is to be measured")
+    options.out.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {
+        "name": options.config.stem,
+        "model": found.served_name,
+        "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": asdict(Machine.read()),
+        "settings": {name: getattr(options, name) for name in ("budget", "temperature", "seconds", "mps")},
+        "rounds": [],
+        "without_drafters": [],
+    }
+    with multi_process_service() if options.mps else contextlib.nullcontext():
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        try:
+            for transport in options.transports:
+                _pod(
+                    options,
+                    config.model_copy(update={"transport": transport}),
+                    found,
+                    Prompts(found, prompts, options.temperature),
+                    result,
+                )
+                report.save(options.out / f"overhead-{result['name']}", result, markdown(result))
+        finally:
+            ray.shutdown()
+    print(markdown(result))
+    return 0
+
+
+def _pod(
+    options: argparse.Namespace, config: AppConfig, found: models.Models, prompts: Prompts, result: dict[str, Any]
+) -> None:
+    """Every window with one transport."""
+
+    def window(streams: int, budget: int) -> dict[str, Any]:
+        print(f"{config.transport}, {streams} streams, budget {budget}", file=sys.stderr, flush=True)
+        return {"transport": config.transport, **asdict(measure(pod, prompts, streams, budget, options.seconds))}
+
+    one_by_one = config.scheduler.model_copy(update={"overlap": "off"})
+    pod = pods.start(config.model_copy(update={"scheduler": one_by_one}), found)
+    try:
+        pod.add_drafter()
+        for streams in options.streams:
+            result["rounds"] += [window(streams, budget) for budget in (0, options.budget)]
+        pod.kill_drafters()
+        for streams in options.streams:
+            result["without_drafters"] += [
+                window(streams, budget) for _ in range(options.turns) for budget in (0, options.budget)
+            ]
+    finally:
+        pod.end()
+
+
+def markdown(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    where = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cores']} cores"
+    lines = [f"{result['model']} on {where}, {result['date']}.", "", f"`{result['command']}`", ""]
+    lines += [
+        "| transport | streams | budget | round, ms | draft | verify | overhead | tokens a round | tokens/s |",
+        "|---" * 9 + "|",
+    ]
+    for row in result["rounds"]:
+        window = Window(**{key: value for key, value in row.items() if key != "transport"})
+        cells = [window.round_ms, window.draft_ms, window.verify_ms, window.overhead_ms, window.tokens / window.rounds]
+        figures = " | ".join(f"{cell:.2f}" for cell in cells)
+        lines.append(
+            f"| {row['transport']} | {window.streams} | {window.budget} | {figures} | {window.tokens / window.seconds:.1f} |"
+        )
+    if result["without_drafters"]:
+        lines += ["", "| transport | streams | all drafters dead / plain, tokens/s |", "|---|---|---|"]
+    speeds: dict[tuple[str, int], dict[bool, float]] = {}
+    for row in result["without_drafters"]:
+        speed = speeds.setdefault((row["transport"], row["streams"]), {False: 0.0, True: 0.0})
+        speed[row["budget"] > 0] += row["tokens"] / row["seconds"]
+    for (transport, streams), speed in speeds.items():
+        lines.append(f"| {transport} | {streams} | {speed[True] / speed[False]:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, default=Path("tests/data/prompts.jsonl"))
+    parser.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=(1, 16))
+    parser.add_argument("--transports", type=lambda text: tuple(text.split(",")), default=("mailbox", "objects"))
+    parser.add_argument("--budget", type=int, default=31, help="nodes of a tree besides its root")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--turns", type=int, default=2, help="of windows without drafters; 0: none")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a window")
+    parser.add_argument("--mps", action="store_true", help="under NVIDIA's Multi-Process Service, started for the run")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
