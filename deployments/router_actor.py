@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 IDLE_S = 0.5  # how often an idle round thread looks up; work wakes it at once
 VERIFIER_RETRY_S = 0.5
+SWITCH_S = 0.0002  # Python's 5 ms are a whole round that waits for the event loop to let go of the interpreter
 
 
 @ray.remote(num_cpus=0, enable_tensor_transport=True, max_concurrency=1000)
@@ -52,6 +54,7 @@ class RouterActor:
         from ddtree.deployments.sizing import step_rows
         from ddtree.verifier.pages import PageAllocator
 
+        sys.setswitchinterval(SWITCH_S)
         torch.set_num_threads(1)  # small tensors; the cores belong to the target
         self._config, self._verifier, self._horizon = config, verifier, models.horizon
         self._links = Links(config, models)

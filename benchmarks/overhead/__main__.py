@@ -4,7 +4,8 @@
 
 Run it in the repository, on the machine that is to be measured. A router, a verifier's rank and a drafter, each an actor of its
 own, without Serve and HTTP; streams that all decode from the beginning to the end of a window, in rounds that do not overlap. At
-the end the drafter is killed, and requests that ask for drafts are timed beside those that ask for none. Writes overhead-NAME.json and overhead-NAME.md.
+the end the drafter is killed, and requests that ask for drafts are timed beside those that ask for none. Writes
+overhead-NAME.json and overhead-NAME.md.
 """
 
 from __future__ import annotations
