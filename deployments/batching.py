@@ -188,7 +188,7 @@ def _nodes(budgets: list[int]) -> Tensor | None:
     width = max(budgets) + 1
     if all(budget + 1 == width for budget in budgets):
         return None
-    return torch.tensor([i * width + node for i, budget in enumerate(budgets) for node in range(budget + 1)])
+    return torch.from_numpy(np.concatenate([np.arange(budget + 1) + i * width for i, budget in enumerate(budgets)]))
 
 
 def _flat(tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,10 +209,10 @@ def _slots(
 def _sampling(entries: list[Entry], offsets: list[int], trees: int, drawn: list[int]) -> SamplingRows | None:
     counts = [end - begin for begin, end in pairwise(offsets[: trees + 1])] + [1] * len(drawn)
     params = [entries[i].sequence.request.sampling for i in [*range(trees), *drawn]]
-    row = [*range(offsets[trees]), *(offsets[i + 1] - 1 for i in drawn)]
-    if len(row) == offsets[-1] and all(p.greedy for p in params):
+    if offsets[trees] + len(drawn) == offsets[-1] and all(p.greedy for p in params):
         return None
-    return SamplingRows(_int32(row), *_repeated(tuple(params), tuple(counts)))
+    row = np.concatenate((np.arange(offsets[trees]), [offsets[i + 1] - 1 for i in drawn]))
+    return SamplingRows(torch.from_numpy(row.astype(np.int32)), *_repeated(tuple(params), tuple(counts)))
 
 
 @lru_cache(maxsize=64)  # from round to round the same sequences decode with trees of the same size

@@ -29,7 +29,9 @@ def lay_out_edits(entries: list[Entry], offsets: list[int], trees: int, drawn: l
     first = [place.get(i, offsets[i]) for i, _ in found]
     counts = [1 if i in place else offsets[i + 1] - offsets[i] for i, _ in found]
     return LogitEdits(
-        row=_int32([begin + k for begin, n in zip(first, counts, strict=True) for k in range(n)]),
+        row=torch.from_numpy(
+            np.concatenate([np.arange(at, at + n, dtype=np.int32) for at, n in zip(first, counts, strict=True)])
+        ),
         sequence=torch.from_numpy(np.repeat(np.arange(len(found), dtype=np.int32), counts)),
         root=torch.from_numpy(np.repeat(np.array([offsets[i] for i, _ in found], np.int32), counts)),
         history=_token_values([(s.counts or {}, (s.counts or {}).values()) for s in sequences]),
@@ -66,10 +68,6 @@ def _token_values(each: list[_Values]) -> TokenValues:
         token=torch.from_numpy(np.concatenate(tokens)),
         value=torch.from_numpy(np.concatenate([np.fromiter(values, np.float32) for _, values in each])),
     )
-
-
-def _int32(values: list[int]) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, np.int32))
 
 
 def _float32(values: list[float]) -> torch.Tensor:
