@@ -31,7 +31,7 @@ from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
-from ddtree.kernels import DraftTree, share_noise, tree_accept, tree_build
+from ddtree.kernels import AcceptedPath, DraftTree, share_noise, tree_accept, tree_build, tree_builder, tree_walker
 from ddtree.kernels.tree import Allocate, prefix
 from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
@@ -89,6 +89,8 @@ class Round:
     seconds: dict[str, float] = field(default_factory=dict)
     layout: Layout | None = None  # where rows are known before the draft is
     announced: TreeBatch | None = None  # the batch, then, where the verifier knows of it
+    numbers: tuple[Tensor, ...] | None = None  # what trees are built from beside candidates, where that was made ready
+    builder: Callable[[Tensor, Tensor], DraftTree] | None = None  # all but the candidates, then
     chosen: Chosen | None = None  # of trees whose budget adapts
     drafted: int = 0  # sequences with a draft
 
@@ -100,6 +102,7 @@ class Flight:
     work: Round
     layout: Layout
     laid: TreeBatch
+    walk: Callable[[Tensor], AcceptedPath] | None  # down its trees, from y on their nodes
     started: float
     size: StepSize
 
@@ -135,6 +138,7 @@ class RoundLoop:
         self.metrics = Metrics(scheduler.limits.prefix_cache)
         self._emit, self._device, self._shares_noise = emit, torch.device(device), shared_noise
         self._outgoing: list[tuple[Sequence, Delta | Exception]] = []  # leaves while others compute
+        self._candidates: tuple[int, int] | None = None  # levels and K of the last
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
@@ -236,7 +240,7 @@ class RoundLoop:
         self._send()
         for entry in entries:
             entry.sequence.flying = True
-        self._flight = Flight(work, layout, laid, started, size)
+        self._flight = Flight(work, layout, laid, self._walker(laid.tree), started, size)
 
     def _end_round(self) -> Flight:
         """Take the result of the step that was begun."""
@@ -310,7 +314,7 @@ class RoundLoop:
                 found.append((wanted[drafter_id], *answer))
         candidates = self._merge(work, found)
         if work.budgets != expected:  # a draft that was started did not come
-            work.layout = work.announced = None
+            work.layout = work.announced = work.numbers = work.builder = None
         return candidates
 
     def _announce(self, work: Round, budgets: list[int]) -> None:
@@ -322,6 +326,9 @@ class RoundLoop:
         tree = DraftTree.allocate(len(budgets), self.scheduler.limits.horizon, max(budgets), room)
         work.announced = work.layout.batch(tree, empty=room)
         self.verifier.announce(work.announced.batch)
+        if self._candidates is not None:
+            work.numbers, shape = self._numbers(work, budgets), (len(budgets), *self._candidates)
+            work.builder = tree_builder(shape, *work.numbers, max_budget=max(budgets), out=tree)
 
     def _feed(self) -> None:
         """Give the drafters their new context and ask for nothing: the round that ends next has features of its own."""
@@ -400,15 +407,17 @@ class RoundLoop:
         return layout, laid
 
     def _trees(self, work: Round, candidates: tuple[Tensor, Tensor], room: Allocate | None) -> DraftTree | None:
-        sequences = [entry.sequence for entry in work.trees]
-        roots, lengths = [s.tokens[-1] for s in sequences], [s.computed for s in sequences]
-        numbers = self._memory.numbers(roots, lengths, work.budgets)
-        draws = [s.request.sampling for s in sequences]
+        numbers = work.numbers or self._numbers(work, work.budgets)
+        draws = [entry.sequence.request.sampling for entry in work.trees]
         if self._shares_noise and not all(p.greedy for p in draws):
             scales = [0.0 if p.greedy else NOISE_SHARE * p.temperature for p in draws]
             seeds, scale = self._memory.draws([p.seed for p in draws], scales)
             candidates = share_noise(*candidates, seeds, numbers[1], scale)
-        size = len(sequences), candidates[0].shape[1], max(work.budgets)
+        _, levels, k = candidates[0].shape
+        before, self._candidates = self._candidates, (levels, k)
+        if work.builder and before == self._candidates:
+            return work.builder(*candidates)
+        size = len(draws), levels, max(work.budgets)
         if self._budgets and _adapt(work.trees, work.budgets):
             tree = tree_build(*candidates, *numbers, max_budget=size[-1])
             work.chosen = self._budgets.choose(work.entries, work.budgets, tree, candidates)
@@ -417,13 +426,24 @@ class RoundLoop:
         out = work.announced.tree if work.announced else room and DraftTree.allocate(*size, room)
         return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
 
+    def _numbers(self, work: Round, budgets: list[int]) -> tuple[Tensor, ...]:
+        """root, seq_len and budget of the trees [B]."""
+        sequences = [entry.sequence for entry in work.trees]
+        return self._memory.numbers([s.tokens[-1] for s in sequences], [s.computed for s in sequences], budgets)
+
+    def _walker(self, tree: DraftTree | None) -> Callable[[Tensor], AcceptedPath] | None:
+        if tree is None:
+            return None
+        out = self._memory.walk(len(tree.tokens), tree.max_depth)
+        return tree_walker(tree, out) if out else partial(tree_accept, tree=tree)
+
     def _accept(self, flight: Flight, result: VerifyResult) -> Drawn:
         """The walk down each tree. The host waits for nothing else."""
-        y, tree = result.drawn.tolist(), flight.laid.tree
-        if tree is None:
+        y = result.drawn.tolist()
+        if flight.walk is None:
             return Drawn(y, [[0]] * flight.layout.trees)
         on_nodes = flight.laid.tree_y(result.y)
-        accepted = tree_accept(on_nodes, tree, out=self._memory.walk(len(on_nodes), tree.max_depth))
+        accepted = flight.walk(on_nodes)
         if on_nodes.is_cuda:
             torch.cuda.current_stream(on_nodes.device).synchronize()
         walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)

@@ -5,8 +5,8 @@ from ddtree.kernels.rows import Rows
 from ddtree.kernels.share_noise import share_noise
 from ddtree.kernels.topk_logprobs import topk_logprobs, topk_merge, topk_partial
 from ddtree.kernels.tree import AcceptedPath, DraftTree
-from ddtree.kernels.tree_accept import tree_accept
-from ddtree.kernels.tree_build import tree_build
+from ddtree.kernels.tree_accept import tree_accept, tree_walker
+from ddtree.kernels.tree_build import tree_build, tree_builder
 from ddtree.kernels.verify_attn import verify_attn, verify_attn_mla
 
 __all__ = [
@@ -20,6 +20,8 @@ __all__ = [
     "topk_partial",
     "tree_accept",
     "tree_build",
+    "tree_builder",
+    "tree_walker",
     "verify_attn",
     "verify_attn_mla",
 ]

@@ -6,7 +6,7 @@ the support matrix of docs/kernels.md, trees above 1023 nodes) runs on the refer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -111,16 +111,35 @@ def tree_build(
     out: DraftTree | None = None,
 ) -> DraftTree:
     (batch, levels, k), device = logprobs.shape, logprobs.device
-    if max_budget > native.MAX_BUDGET or levels > native.MAX_LEVELS:
-        return reference.tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget, out=out)
-    inputs = [x.contiguous() for x in (logprobs, ids, root, seq_len, budget)]
     tree = out or DraftTree.allocate(batch, levels, max_budget, partial(_int32, device=device))
-    with torch.cuda.device(device):
-        given = native.BuildInput(*(x.data_ptr() for x in inputs), batch, levels, k, max_budget)
-        space = _bytes(library().size("tree_build_workspace", given), device)
-        made = native.Tree(*(x.data_ptr() for x in _fields(tree)))
-        library().call("tree_build", given, made, space.data_ptr(), len(space), _stream(logprobs))
-    return tree
+    return tree_builder((batch, levels, k), root, seq_len, budget, max_budget=max_budget, out=tree)(logprobs, ids)
+
+
+def tree_builder(
+    shape: tuple[int, int, int], root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int, out: DraftTree
+) -> Callable[[Tensor, Tensor], DraftTree]:
+    if max_budget > native.MAX_BUDGET or shape[1] > native.MAX_LEVELS:
+        return reference.tree_builder(shape, root, seq_len, budget, max_budget=max_budget, out=out)
+    return _TreeBuilder(shape, (root, seq_len, budget), max_budget, out)
+
+
+class _TreeBuilder:
+    def __init__(self, shape: tuple[int, int, int], numbers: Sequence[Tensor], max_budget: int, out: DraftTree) -> None:
+        self._device, self._out = out.tokens.device, out
+        self._held = [x.contiguous() for x in numbers], _fields(out)  # to which the structures have pointers
+        self._given = native.BuildInput(0, 0, *(x.data_ptr() for x in self._held[0]), *shape, max_budget)
+        made = native.Tree(*(x.data_ptr() for x in self._held[1]))
+        with torch.cuda.device(self._device):
+            self._space = _bytes(library().size("tree_build_workspace", self._given), self._device)
+        space = (self._space.data_ptr(), len(self._space))
+        self._enqueue = library().bound("tree_build", self._given, made, *space, _stream(out.tokens))
+
+    def __call__(self, logprobs: Tensor, ids: Tensor) -> DraftTree:
+        logprobs, ids = logprobs.contiguous(), ids.contiguous()
+        self._given.logprobs, self._given.ids = logprobs.data_ptr(), ids.data_ptr()
+        with torch.cuda.device(self._device):
+            self._enqueue()
+        return self._out
 
 
 def _fields(tree: DraftTree) -> list[Tensor]:
@@ -128,16 +147,28 @@ def _fields(tree: DraftTree) -> list[Tensor]:
 
 
 def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) -> AcceptedPath:
-    (batch, nodes), device = y.shape, y.device
-    if nodes > native.MAX_BUDGET + 1:
-        return reference.tree_accept(y, tree, out=out)
-    y, held = y.contiguous(), _fields(tree)
-    result = out or AcceptedPath.allocate(batch, tree.max_depth, partial(_int32, device=device))
-    with torch.cuda.device(device):
-        outputs = (result.path.data_ptr(), result.n_accepted.data_ptr(), result.bonus.data_ptr())
-        given = native.Tree(*(x.data_ptr() for x in held))
-        library().call("tree_accept", y.data_ptr(), given, batch, nodes, tree.max_depth, *outputs, _stream(y))
-    return result
+    out = out or AcceptedPath.allocate(len(y), tree.max_depth, partial(_int32, device=y.device))
+    return tree_walker(tree, out)(y)
+
+
+def tree_walker(tree: DraftTree, out: AcceptedPath) -> Callable[[Tensor], AcceptedPath]:
+    return _TreeWalker(tree, out) if tree.tokens.shape[1] <= native.MAX_BUDGET + 1 else reference.tree_walker(tree, out)
+
+
+class _TreeWalker:
+    def __init__(self, tree: DraftTree, out: AcceptedPath) -> None:
+        (batch, nodes), self._out = tree.tokens.shape, out
+        self._device, self._held = tree.tokens.device, _fields(tree)  # to which `given` has pointers
+        given = native.Tree(*(x.data_ptr() for x in self._held))
+        outputs = (out.path.data_ptr(), out.n_accepted.data_ptr(), out.bonus.data_ptr())
+        last = (given, batch, nodes, tree.max_depth, *outputs, _stream(tree.tokens))
+        self._enqueue = library().bound("tree_accept", *last)
+
+    def __call__(self, y: Tensor) -> AcceptedPath:
+        y = y.contiguous()
+        with torch.cuda.device(self._device):
+            self._enqueue(y.data_ptr())
+        return self._out
 
 
 def kv_compact(

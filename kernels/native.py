@@ -6,6 +6,7 @@ Structures and signatures repeat kdtree.h field by field; `load` refuses a libra
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -117,11 +118,18 @@ class Library:
 
     def call(self, function: str, *arguments: object) -> None:
         """Enqueues one operation; structures go by reference. Raises KernelError for any status but 0."""
-        status = getattr(self._lib, f"kdtree_{function}")(
-            *(byref(a) if isinstance(a, Structure) else a for a in arguments)
-        )
-        if status:
-            raise KernelError(f"kdtree_{function}", status, self._lib.kdtree_status_string(status).decode())
+        self.bound(function, *arguments)()
+
+    def bound(self, function: str, *arguments: object) -> Callable[..., None]:
+        """`call` for later, when the operation's first arguments are known, those that are missing here."""
+        run, name = getattr(self._lib, f"kdtree_{function}"), f"kdtree_{function}"
+        last = [byref(a) if isinstance(a, Structure) else a for a in arguments]
+
+        def enqueue(*first: object) -> None:
+            if status := run(*first, *last):
+                raise KernelError(name, status, self._lib.kdtree_status_string(status).decode())
+
+        return enqueue
 
     def size(self, function: str, *arguments: Structure) -> int:
         """What one of the functions gives that say how many bytes a workspace or plan needs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ddtree.kernels.checks import check_int32, check_reachable
@@ -34,3 +36,11 @@ def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) 
     if out is not None:
         check_reachable("out.path", out.path, (y.shape[0], tree.max_depth + 1), y.device)
     return implementation(y.device).tree_accept(y, tree, out=out)
+
+
+def tree_walker(tree: DraftTree, out: AcceptedPath) -> Callable[[Tensor], AcceptedPath]:
+    """`tree_accept` of a y [B, N+1] int32 that is still to come, on the trees' device, and is not checked: all else of the
+    call is made ready here (see `tree_builder`)."""
+    check_reachable("out.path", out.path, (tree.tokens.shape[0], tree.max_depth + 1), tree.tokens.device)
+    walker: Callable[[Tensor], AcceptedPath] = implementation(tree.tokens.device).tree_walker(tree, out)
+    return walker

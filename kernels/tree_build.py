@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,29 @@ def tree_build(
     if max_budget < 0:
         raise ValueError(f"max_budget is {max_budget}; pass 0 or more.")
     if out is not None:
-        check_int32("out.tokens", out.tokens, (batch, max_budget + 1), device)
-        if out.max_depth != min(logprobs.shape[1], max_budget):
-            raise ValueError(f"out has max_depth {out.max_depth}; allocate it for {logprobs.shape[1]} levels.")
+        _check_out(out, logprobs.shape, max_budget, device)
     return implementation(device).tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget, out=out)
+
+
+def tree_builder(
+    shape: tuple[int, int, int], root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int, out: DraftTree
+) -> Callable[[Tensor, Tensor], DraftTree]:
+    """`tree_build` of log-probs and ids [B, L, K] = `shape` that are still to come, on `out`'s device, and are not checked.
+
+    All else of the call is checked and made ready here: between two rounds of a server code grows cold, and what it takes
+    counts several times over. What is returned enqueues on the stream that is current now. Else as in `tree_build`.
+    """
+    device = out.tokens.device
+    for name, value in (("root", root), ("seq_len", seq_len), ("budget", budget)):
+        check_reachable(name, value, (shape[0],), device)
+    _check_out(out, shape, max_budget, device)
+    builder: Callable[[Tensor, Tensor], DraftTree] = implementation(device).tree_builder(
+        shape, root, seq_len, budget, max_budget=max_budget, out=out
+    )
+    return builder
+
+
+def _check_out(out: DraftTree, shape: tuple[int, ...], max_budget: int, device: torch.device) -> None:
+    check_int32("out.tokens", out.tokens, (shape[0], max_budget + 1), device)
+    if out.max_depth != min(shape[1], max_budget):
+        raise ValueError(f"out has max_depth {out.max_depth}; allocate it for {shape[1]} levels.")

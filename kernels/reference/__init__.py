@@ -3,8 +3,8 @@
 from ddtree.kernels.reference.kv_compact import kv_compact
 from ddtree.kernels.reference.share_noise import share_noise
 from ddtree.kernels.reference.topk_logprobs import topk_logprobs, topk_merge, topk_partial
-from ddtree.kernels.reference.tree_accept import tree_accept
-from ddtree.kernels.reference.tree_build import tree_build
+from ddtree.kernels.reference.tree_accept import tree_accept, tree_walker
+from ddtree.kernels.reference.tree_build import tree_build, tree_builder
 from ddtree.kernels.reference.verify_attn import verify_attn, verify_attn_mla
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "topk_partial",
     "tree_accept",
     "tree_build",
+    "tree_builder",
+    "tree_walker",
     "verify_attn",
     "verify_attn_mla",
 ]

@@ -7,6 +7,7 @@ is popped, together with this one's first child. Both come later in the order, s
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 import numpy as np
@@ -17,6 +18,12 @@ from ddtree.kernels.tree import DraftTree, ancestor_words, into
 
 _FIELDS = ("tokens", "parent", "depth", "position", "first_child", "next_sibling")
 _PADDING = np.array([0, -1, 0, 0, -1, -1], np.int32)[:, None, None]
+
+
+def tree_builder(
+    shape: tuple[int, int, int], root: Tensor, seq_len: Tensor, budget: Tensor, *, max_budget: int, out: DraftTree
+) -> Callable[[Tensor, Tensor], DraftTree]:
+    return lambda logprobs, ids: tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget, out=out)
 
 
 def tree_build(

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.kernels import AcceptedPath, DraftTree, reference, tree_accept, tree_build
+from ddtree.kernels import AcceptedPath, DraftTree, reference, tree_accept, tree_build, tree_walker
 
 from .devices import on_devices, poisoned_memory
 from .ref import deepest_agreed
@@ -55,6 +55,9 @@ def test_equals_the_deepest_path_that_agrees(device, rng, batch, levels, width, 
         assert accepted.path[b].tolist() == path + [-1] * (tree.max_depth + 1 - len(path))
         assert accepted.n_accepted[b] == len(path)
         assert accepted.bonus[b] == y[b, path[-1]]
+    out = AcceptedPath.allocate(batch, tree.max_depth, partial(torch.empty, dtype=torch.int32, device=device))
+    walked = tree_walker(on(device, tree), out)(y.to(device))  # made ready before y
+    assert walked is out and all(torch.equal(values, vars(accepted)[name]) for name, values in vars(out).items())
     assert {accepted.path.dtype, accepted.n_accepted.dtype, accepted.bonus.dtype} == {torch.int32}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddtree.kernels import DraftTree, reference, tree_build
+from ddtree.kernels import DraftTree, reference, tree_build, tree_builder
 
 from .devices import on_devices, poisoned_memory
 from .ref import enumerate_prefixes, search_by_level, tree_fields
@@ -116,6 +117,36 @@ def test_a_budget_does_not_change_other_trees(device):
     both, alone = build(logprobs, ids, [9, 40], 40, device), build(logprobs[:1], ids[:1], [9], 40, device)
     assert torch.equal(both.parent[:1], alone.parent)
     assert torch.equal(both.tokens[1, :10], torch.cat([both.tokens[1, :1], alone.tokens[0, 1:10]]))  # smaller = prefix
+
+
+@on_devices
+@given(seeds, st.integers(1, 7), st.integers(1, 40), st.integers(0, 70), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_what_is_made_ready_before_its_candidates_builds_the_same(device, rng, levels, width, size, batch):
+    """And the same again of others."""
+    budgets = torch.from_numpy(rng.integers(0, size + 1, batch).astype(np.int32)).to(device)
+    numbers = torch.arange(batch, dtype=torch.int32, device=device), torch.full_like(budgets, 9), budgets
+    out = DraftTree.allocate(batch, levels, size, partial(torch.full, fill_value=-7, dtype=torch.int32, device=device))
+    builder = tree_builder((batch, levels, width), *numbers, max_budget=size, out=out)
+    for kind in ("peaky", "holes"):
+        logprobs = np.array([candidates(rng, levels, width, kind) for _ in range(batch)], np.float32)
+        ids = np.array([token_ids(rng, levels, width) for _ in range(batch)], np.int32)
+        given_ = [torch.from_numpy(x).to(device) for x in (logprobs, ids)]
+        tree = builder(*given_)
+        assert tree is out
+        expected = tree_build(*given_, *numbers, max_budget=size)
+        for name, values in vars(expected).items():
+            assert torch.equal(getattr(tree, name), values) if torch.is_tensor(values) else True, name
+
+
+def test_what_cannot_be_built_is_refused_before_there_are_candidates():
+    one, out = torch.ones(1, dtype=torch.int32), DraftTree.allocate(1, 3, 5, partial(torch.empty, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"seq_len has shape \[2\]; pass \[1\]"):
+        tree_builder((1, 3, 4), one, one.repeat(2), one, max_budget=5, out=out)
+    with pytest.raises(ValueError, match=r"out.tokens has shape \[1, 6\]; pass \[1, 5\]"):
+        tree_builder((1, 3, 4), one, one, one, max_budget=4, out=out)
+    with pytest.raises(ValueError, match="allocate it for 2 levels"):
+        tree_builder((1, 2, 4), one, one, one, max_budget=5, out=out)
 
 
 @pytest.mark.parametrize(
