@@ -17,9 +17,10 @@ def write(result: dict[str, Any], folder: Path) -> None:
 
 
 def save(stem: Path, result: dict[str, Any], text: str) -> None:
-    """Write STEM.json and STEM.md."""
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    """Write STEM.json and STEM.md; a stem may have dots in it."""
+    found = json.dumps(result, indent=1, ensure_ascii=False)
+    stem.with_name(f"{stem.name}.json").write_text(found + "\n", encoding="utf-8")
+    stem.with_name(f"{stem.name}.md").write_text(text, encoding="utf-8")
 
 
 def markdown(result: dict[str, Any]) -> str:
