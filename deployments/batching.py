@@ -133,9 +133,7 @@ class _Loose:
     tokens: Tensor  # [rows of chunks] int32
     positions: Tensor  # [rows of chunks] int32
     q_len: Tensor  # [S] int32, of trees the most that it can be
-    nodes: (
-        Tensor | None
-    )  # which of the B · (N+1) nodes each row of a tree is, [rows of trees] int64; None: all, in order
+    nodes: Tensor | None  # [rows of trees] int64, which of the B · (N+1) nodes each is; None: all, in order
 
 
 def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_page: int) -> Layout:

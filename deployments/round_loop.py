@@ -326,7 +326,9 @@ class RoundLoop:
         tree = DraftTree.allocate(len(budgets), self.scheduler.limits.horizon, max(budgets), room)
         work.announced = work.layout.batch(tree, empty=room)
         self.verifier.announce(work.announced.batch)
-        if self._candidates is not None:
+        if (
+            self._candidates and self._candidates[0] == self.scheduler.limits.horizon
+        ):  # of drafts with all depths, as these
             work.numbers, shape = self._numbers(work, budgets), (len(budgets), *self._candidates)
             work.builder = tree_builder(shape, *work.numbers, max_budget=max(budgets), out=tree)
 

@@ -15,7 +15,7 @@ from ddtree.deployments.overlap import Mode
 from ddtree.deployments.requests import Budget, EditParams, GenerationRequest, SamplingParams
 from ddtree.verifier.pages import page_keys
 
-from .tiny import HORIZON, MOST, VOCABULARY, Engine, Guesser, LocalVerifier, Whims, make_target, plain, request
+from .tiny import HORIZON, MOST, TOP_K, VOCABULARY, Engine, Guesser, LocalVerifier, Whims, make_target, plain, request
 
 
 @pytest.fixture(scope="module")
@@ -341,3 +341,22 @@ def test_what_will_be_drawn_is_proposed_more_often_where_the_noise_is_shared(ver
         engine.check_end(truth, set())
         accepted.append(engine.loop.totals.accepted_tokens)
     assert accepted[0] > 1.2 * accepted[1] > 0
+
+
+def test_drafts_of_few_depths_and_of_all_take_turns(verifier: LocalVerifier) -> None:
+    """What is made ready for the next trees is for drafts with all depths, whatever the last ones had."""
+    asked = request("r", [3, 1, 4], 30, 7)
+    truth = plain(verifier, asked)
+    drafter = Guesser("d", {"r": [*asked.prompt_ids, *truth]}, 0, errs=0.9)
+    engine = Engine(verifier)
+    engine.loop.add_drafter(drafter)
+    sequence = engine.add(asked)
+    seen = []
+
+    def between(i: int) -> None:
+        few = i % 4 == 1
+        sequence.levels, engine.loop._candidates = None, (2, TOP_K) if few else engine.loop._candidates
+        seen.append(engine.loop._candidates)
+
+    engine.run(between)
+    assert engine.output["r"] == truth and (2, TOP_K) in seen and (HORIZON, TOP_K) in seen
