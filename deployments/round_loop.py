@@ -323,12 +323,11 @@ class RoundLoop:
         if room is None or self._flight or not any(budgets) or any(e.sequence.grammar for e in work.entries):
             return
         assert work.layout
-        tree = DraftTree.allocate(len(budgets), self.scheduler.limits.horizon, max(budgets), room)
+        levels = self.scheduler.limits.horizon
+        tree = DraftTree.allocate(len(budgets), levels, max(budgets), room)
         work.announced = work.layout.batch(tree, empty=room)
         self.verifier.announce(work.announced.batch)
-        if (
-            self._candidates and self._candidates[0] == self.scheduler.limits.horizon
-        ):  # of drafts with all depths, as these
+        if self._candidates and self._candidates[0] == levels:  # the last drafts had all depths, as these will
             work.numbers, shape = self._numbers(work, budgets), (len(budgets), *self._candidates)
             work.builder = tree_builder(shape, *work.numbers, max_budget=max(budgets), out=tree)
 

@@ -12,20 +12,17 @@ begin with, computed once: they are read by every step. Writes budgets-NAME.json
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
-from ddtree.deployments.commands.machine import Machine
 from ddtree.deployments.commands.prompts import read_prompts
 from ddtree.deployments.config import load
 from ddtree.deployments.requests import Budget
 
+from ..run import head, numbers
 from ..serving.service import serving
 from . import report
 from .windows import Load, Window
@@ -38,10 +35,7 @@ def main() -> None:
     prompts = read_prompts(options.prompts)
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
-        "name": options.config.stem,
-        "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": asdict(Machine.read()),
+        **head(options.config.stem, __package__),
         "config": load(options.config).model_dump(mode="json"),
         "settings": {name: getattr(options, name) for name in FIELDS} | {"prompts": len(prompts)},
         "windows": [],
@@ -65,17 +59,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL with prompt, question or turns on each line")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--budgets", type=_budgets, default=[0, 4, 8, 16, 32, 63, "auto"])
-    parser.add_argument("--contexts", type=_numbers, default=[0, 4000], help="tokens")
+    parser.add_argument("--contexts", type=numbers, default=[0, 4000], help="tokens")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10, help="of a window")
     parser.add_argument("--temperature", type=float, default=0)
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _budgets(text: str) -> list[Budget]:

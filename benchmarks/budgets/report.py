@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ..plot import COLOURS, bare
+from ..run import save
 
 Speeds = dict[str, float]  # tokens per second by budget
 
@@ -50,10 +50,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
-    name = f"budgets-{result['name']}"
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(markdown(result), encoding="utf-8")
-    draw(result, folder / f"{name}.png")
+    stem = folder / f"budgets-{result['name']}"
+    save(stem, result, markdown(result))
+    draw(result, stem.with_name(f"{stem.name}.png"))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ddtree.deployments import models
 from ddtree.deployments.commands.client import ServerError
-from ddtree.deployments.commands.machine import Machine
-from ddtree.deployments.commands.prompts import read_prompts
-from ddtree.deployments.config import load
 
+from ..run import head, read
 from ..serving.service import Failed, serving
 from . import plot, report
 from .findings import compare, leaks, per_kill, speed
@@ -45,12 +39,7 @@ class CutShort(Exception):
 
 def main() -> int:
     options = _options()
-    try:
-        prompts = read_prompts(options.prompts)
-        config = load(options.config)
-        served_name = models.find(config).served_name
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    prompts, config, found = read(options)
     if config.target.dtype != "float32":
         sys.exit(
             f"error: {options.config} has target.dtype {config.target.dtype}; answers are compared in float32 only"
@@ -58,7 +47,7 @@ def main() -> int:
     if config.drafter.checkpoint is None:
         sys.exit(f"error: {options.config} has no drafter, and some of the processes to kill are drafters")
     options.out.mkdir(parents=True, exist_ok=True)
-    run = Run(options, prompts, served_name)
+    run = Run(options, prompts, found.served_name)
     run.everything()
     print(report.markdown(run.result))
     return 0 if run.result["passed"] else 1
@@ -75,11 +64,8 @@ class Run:
             for seed, temperature in enumerate((0.0, 0.8))
         ][: options.streams]
         self.result: dict[str, Any] = {
-            "name": options.config.stem,
+            **head(options.config.stem, __package__),
             "model": model,
-            "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": asdict(Machine.read()),
             "settings": {
                 "streams": options.streams, "clients": options.clients, "max_tokens": options.max_tokens,
                 "kills": options.kills, "seed": options.seed, "overlap": options.overlap,

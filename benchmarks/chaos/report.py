@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..serving.report import save
+from ..run import save, table
 from .processes import KINDS
 
 TIMES = ("still_s", "recovered_s")
@@ -55,4 +55,4 @@ def _recovery(result: dict[str, Any]) -> list[str]:
         rows.append((kind, len(kills), len(alone), *cells))
     quiet = result["fault_free"]
     rows.append(("nothing", "", "", f"{quiet['gap_median_s']:.1f}", f"{quiet['gap_max_s']:.1f}", "", ""))
-    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ("---",) * len(head), *rows)]
+    return table(head, rows)

@@ -12,26 +12,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
 import yaml
 
-from ddtree.deployments import models
-from ddtree.deployments.commands.machine import Machine
-from ddtree.deployments.commands.prompts import read_prompts
-from ddtree.deployments.config import AppConfig, load, read_document
+from ddtree.deployments.config import AppConfig, read_document
 
 from ..chaos.findings import speed
 from ..chaos.streams import Ask, Crowd, Stream
+from ..run import head, numbers, read
 from ..serving.mps import multi_process_service
 from ..serving.service import Failed, serving
 from . import plot, report
@@ -55,18 +51,13 @@ class NotReached(RuntimeError):
 
 def main() -> int:
     options = _options()
-    try:
-        prompts = read_prompts(options.prompts)
-        config = load(options.config)
-        served_name = models.find(config).served_name
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    prompts, config, found = read(options)
     if config.drafter.checkpoint is None:
         sys.exit(f"error: {options.config} has no drafter, and the number of drafters is to change")
     options.out.mkdir(parents=True, exist_ok=True)
     for ending in (signal.SIGALRM, signal.SIGTERM):
         signal.signal(ending, _cut)
-    run = Run(options, prompts, config, served_name)
+    run = Run(options, prompts, config, found.served_name)
     run.everything()
     print(report.markdown(run.result))
     return 0 if run.result["passed"] else 1
@@ -83,11 +74,8 @@ class Run:
             for i in range(max(len(prompts), options.streams))
         ]
         self.result: dict[str, Any] = {
-            "name": options.config.stem,
+            **head(options.config.stem, __package__),
             "model": model,
-            "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": asdict(Machine.read()),
             "settings": {
                 "streams": options.streams, "drafters": options.drafters, "seconds": options.seconds,
                 "max_tokens": options.max_tokens, "mps": options.mps, "dtype": config.target.dtype,
@@ -203,7 +191,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="asked greedy and seeded in turn")
     parser.add_argument("--streams", type=int, default=16, help="at a time")
     parser.add_argument(
-        "--drafters", type=_numbers, default=[1, 4, 1], metavar="N,N,…", help="one number after another"
+        "--drafters", type=_drafters, default=[1, 4, 1], metavar="N,N,…", help="one number after another"
     )
     parser.add_argument("--seconds", type=float, default=40, help="with each number, once the drafters are there")
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -212,11 +200,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 1:
+def _drafters(text: str) -> list[int]:
+    found = numbers(text)
+    if min(found) < 1:
         raise argparse.ArgumentTypeError("there is to be a drafter at any time")
-    return numbers
+    return found
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ..plot import COLOURS, bare
-from .report import outcome, where
+from ..run import where
+from .report import outcome
 
 
 def draw(result: dict[str, Any], folder: Path) -> None:

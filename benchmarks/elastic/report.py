@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..serving.report import save
+from ..run import save, table, where
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
@@ -37,11 +37,6 @@ def markdown(result: dict[str, Any]) -> str:
         if not phase["held"]
     ]
     return "\n".join(lines + [f"- {remark}" for remark in result["remarks"]]) + "\n"
-
-
-def where(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    return ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cores']} cores"
 
 
 def outcome(load: dict[str, Any]) -> str:
@@ -76,7 +71,7 @@ def _phases(result: dict[str, Any]) -> list[str]:
     quiet = result["reference"]
     speed = _tenth(quiet["tokens"] / quiet["seconds"])
     rows.append(("reference", "", "", "", speed, "", f"{quiet['gap_max_s']:.1f}", "", "", ""))
-    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ("---",) * len(head), *rows)]
+    return table(head, rows)
 
 
 def _tenth(number: float | None) -> str:

@@ -12,43 +12,31 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from ddtree.deployments import models
-from ddtree.deployments.commands.machine import Machine
-from ddtree.deployments.commands.prompts import read_prompts
-from ddtree.deployments.config import AppConfig, load
+from ddtree.deployments.config import AppConfig
 
 from .. import pod as pods
-from ..serving import report
+from ..run import head, numbers, read, save, table, where
 from ..serving.mps import multi_process_service
 from .windows import Prompts, Window, measure
 
 
 def main() -> int:
     options = _options()
-    try:
-        config = load(options.config)
-        found = models.find(config)
-        prompts = read_prompts(options.prompts)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    prompts, config, found = read(options)
     if found.drafter is None:
         sys.exit(f"error: {options.config} has no drafter, and what a draft costs is to be measured")
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
-        "name": options.config.stem,
+        **head(options.config.stem, __package__),
         "model": found.served_name,
-        "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": asdict(Machine.read()),
         "settings": {name: getattr(options, name) for name in ("budget", "temperature", "seconds", "mps")},
         "rounds": [],
         "without_drafters": [],
@@ -64,7 +52,7 @@ def main() -> int:
                     Prompts(found, prompts, options.temperature),
                     result,
                 )
-                report.save(options.out / f"overhead-{result['name']}", result, markdown(result))
+                save(options.out / f"overhead-{result['name']}", result, markdown(result))
         finally:
             ray.shutdown()
     print(markdown(result))
@@ -96,28 +84,33 @@ def _pod(
 
 
 def markdown(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    where = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cores']} cores"
-    lines = [f"{result['model']} on {where}, {result['date']}.", "", f"`{result['command']}`", ""]
-    lines += [
-        "| transport | streams | budget | round, ms | draft | verify | overhead | tokens a round | tokens/s |",
-        "|---" * 9 + "|",
-    ]
+    lines = [f"{result['model']} on {where(result)}, {result['date']}.", "", f"`{result['command']}`", ""]
+    rows: list[tuple[Any, ...]] = []
     for row in result["rounds"]:
         window = Window(**{key: value for key, value in row.items() if key != "transport"})
         cells = [window.round_ms, window.draft_ms, window.verify_ms, window.overhead_ms, window.tokens / window.rounds]
-        figures = " | ".join(f"{cell:.2f}" for cell in cells)
-        lines.append(
-            f"| {row['transport']} | {window.streams} | {window.budget} | {figures} | {window.tokens / window.seconds:.1f} |"
-        )
-    if result["without_drafters"]:
-        lines += ["", "| transport | streams | all drafters dead / plain, tokens/s |", "|---|---|---|"]
+        figures = [f"{cell:.2f}" for cell in cells]
+        speed = f"{window.tokens / window.seconds:.1f}"
+        rows.append((row["transport"], window.streams, window.budget, *figures, speed))
+    header = (
+        "transport",
+        "streams",
+        "budget",
+        "round, ms",
+        "draft",
+        "verify",
+        "overhead",
+        "tokens a round",
+        "tokens/s",
+    )
+    lines += table(header, rows)
     speeds: dict[tuple[str, int], dict[bool, float]] = {}
     for row in result["without_drafters"]:
-        speed = speeds.setdefault((row["transport"], row["streams"]), {False: 0.0, True: 0.0})
-        speed[row["budget"] > 0] += row["tokens"] / row["seconds"]
-    for (transport, streams), speed in speeds.items():
-        lines.append(f"| {transport} | {streams} | {speed[True] / speed[False]:.3f} |")
+        sums = speeds.setdefault((row["transport"], row["streams"]), {False: 0.0, True: 0.0})
+        sums[row["budget"] > 0] += row["tokens"] / row["seconds"]
+    if speeds:
+        ratios = [(*point, f"{sums[True] / sums[False]:.3f}") for point, sums in speeds.items()]
+        lines += ["", *table(("transport", "streams", "all drafters dead / plain, tokens/s"), ratios)]
     return "\n".join(lines) + "\n"
 
 
@@ -126,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, default=Path("tests/data/prompts.jsonl"))
-    parser.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=(1, 16))
+    parser.add_argument("--streams", type=numbers, default=[1, 16])
     parser.add_argument("--transports", type=lambda text: tuple(text.split(",")), default=("mailbox", "objects"))
     parser.add_argument("--budget", type=int, default=31, help="nodes of a tree besides its root")
     parser.add_argument("--temperature", type=float, default=0.0)

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddtree.deployments import models
 from ddtree.deployments.commands.bench import BenchOptions, run_bench
-from ddtree.deployments.commands.machine import Machine
 from ddtree.deployments.commands.prompts import read_prompts
 from ddtree.deployments.config import AppConfig, load
 from ddtree.verifier.model_dir import random_weights
 
+from ..run import head, numbers
 from . import long_prompt, plot, recording, report
 from .mps import multi_process_service
 from .peers import PEERS, Job, run_peer
@@ -76,11 +73,8 @@ class Measurement:
         self._answers: dict[int, list[list[int]]] = {}  # plain ones by concurrency
         self._begin = time.monotonic()
         self.result: dict[str, Any] = {
-            "name": options.config.stem,
+            **head(options.config.stem, __package__),
             "model": found.served_name,
-            "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": asdict(Machine.read()),
             "versions": {},
             "config": config.model_dump(mode="json"),
             "settings": {"prompts": len(prompts), "max_tokens": options.max_tokens, "mps": options.mps},
@@ -164,7 +158,7 @@ class Measurement:
             stop_token_ids=target.eos_token_ids,
             prompts=tuple(self._prompts),
             max_tokens=options.max_tokens,
-            concurrency=options.peer_concurrency,
+            concurrency=tuple(options.peer_concurrency),
         )
         peer: dict[str, Any] = {}
         self.result["peers"][name] = peer
@@ -198,20 +192,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL with prompt, question or turns on each line")
     parser.add_argument("--first", type=int, help="the first so many prompts")
-    parser.add_argument("--concurrency", type=_numbers, default=(1, 8, 32, 64))
+    parser.add_argument("--concurrency", type=numbers, default=(1, 8, 32, 64))
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--beside", type=_peers, default=(), help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--peer-concurrency", type=_numbers, default=(1, 32))
+    parser.add_argument("--peer-concurrency", type=numbers, default=(1, 32))
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter that has vLLM, and this package")
     parser.add_argument("--long-prompt", type=int, default=0, metavar="TOKENS")
     parser.add_argument("--mps", action="store_true", help="under NVIDIA's Multi-Process Service, started for the run")
     parser.add_argument("--limit", type=float, default=0, metavar="SECONDS", help="stop after so long")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def _peers(text: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ..plot import COLOURS, bare, stack
+from ..run import where
 
 LINES: dict[str, dict[str, Any]] = {
     "plain": {"color": COLOURS[2]},
@@ -42,10 +43,8 @@ def draw(result: dict[str, Any], folder: Path) -> None:
         axis.set(title=f"Where the time of a round goes, {mode}", xlabel="streams", ylabel="ms")
     plain.get_legend().remove()  # the same colours beside it
     bare(speed, plain, speculative)
-    machine = result["machine"]
-    where = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cores']} cores"
     drafter = ", SYNTHETIC DRAFTER" if result["synthetic_drafter"] else ""
-    figure.suptitle(f"{result['model']}{drafter}, {where}, greedy, {result['date'][:10]}", fontsize=10)
+    figure.suptitle(f"{result['model']}{drafter}, {where(result)}, greedy, {result['date'][:10]}", fontsize=10)
     figure.savefig(folder / f"serving-{result['name']}.png", dpi=110)
     plt.close(figure)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ddtree.deployments.requests import STAGES
+
+from ..run import save, table, where
 
 MODES = ("plain", "speculative")
 
@@ -16,18 +17,9 @@ def write(result: dict[str, Any], folder: Path) -> None:
     save(folder / f"serving-{result['name']}", result, markdown(result))
 
 
-def save(stem: Path, result: dict[str, Any], text: str) -> None:
-    """Write STEM.json and STEM.md; a stem may have dots in it."""
-    found = json.dumps(result, indent=1, ensure_ascii=False)
-    stem.with_name(f"{stem.name}.json").write_text(found + "\n", encoding="utf-8")
-    stem.with_name(f"{stem.name}.md").write_text(text, encoding="utf-8")
-
-
 def markdown(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    where = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cores']} cores"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    lines = [f"{result['model']} on {where}, {result['date']}. {versions}.", "", f"`{result['command']}`", ""]
+    lines = [f"{result['model']} on {where(result)}, {result['date']}. {versions}.", "", f"`{result['command']}`", ""]
     if result["synthetic_drafter"]:
         told = ", ".join(f"{key} {value}" for key, value in result["synthetic_drafter"].items())
         lines += [f"**Synthetic drafter ({told}): the speculative figures are no drafter's.**", ""]
@@ -96,5 +88,4 @@ def _long_prompt(result: dict[str, Any]) -> list[str]:
 def _table(head: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> list[str]:
     if not rows:
         return []
-    lines = [head, ("---",) * len(head), *rows]
-    return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+    return table(head, rows)

@@ -27,6 +27,7 @@ from rich.progress import track
 
 from ddtree.deployments.requests import Budget
 
+from ..run import numbers
 from . import check, paper, report
 from .figures import Summary, summary
 from .load import Lengths, Load, Poisson, Streams
@@ -131,7 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("source", type=Path, metavar="COSTS_OR_CONFIG")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--name", help="of the result; the configuration's by default")
-    parser.add_argument("--pods", type=check.numbers, default=[1, 8, 64])
+    parser.add_argument("--pods", type=numbers, default=[1, 8, 64])
     parser.add_argument(
         "--drafters", type=_parts, default=[0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4], help="per verifier"
     )

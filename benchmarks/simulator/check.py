@@ -13,7 +13,6 @@ simulator-costs-NAME.json, from which the simulator can go on. Exits with 1 wher
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,11 +23,10 @@ from typing import Any
 
 import yaml
 
-from ddtree.deployments.commands.machine import Machine
 from ddtree.deployments.commands.prompts import read_prompts
 from ddtree.deployments.config import load, read_document
 
-from ..serving.report import save
+from ..run import head, numbers, save, where
 from ..serving.service import serving
 from . import fit
 from .load import Streams
@@ -57,15 +55,12 @@ def main(arguments: Sequence[str]) -> int:
             for point in points if turn % 2 == 0 else reversed(points):
                 measured.append(run(url, prompts, options.max_tokens, point))
                 print(f"{point.streams} streams, budget {point.budget}: {measured[-1].seconds:.1f} s", flush=True)
-    machine, middle = Machine.read(), [typical([run for run in measured if _point(run) == point]) for point in points]
-    where = f"{machine.cpu}, {machine.cores} cores"
-    found = calibrate(options.config, where, [one for one in middle if _point(one) in known])
+    middle = [typical([run for run in measured if _point(run) == point]) for point in points]
+    begun = head(options.config.stem, __package__, ["check", *arguments])
+    found = calibrate(options.config, where(begun), [one for one in middle if _point(one) in known])
     found.write(options.out / f"simulator-costs-{options.config.stem}.json")
     result: dict[str, Any] = {
-        "name": options.config.stem,
-        "command": shlex.join(["python", "-m", str(__package__), "check", *arguments]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": asdict(machine),
+        **begun,
         "settings": {name: getattr(options, name) for name in FIELDS} | {"prompts": len(prompts)},
         "measured": [asdict(one) for one in measured],
         "points": [compare(found, one) | {"held_out": _point(one) in held_out} for one in middle],
@@ -75,13 +70,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(abs(one["ratio"] - 1) <= CLOSE for one in result["points"] if one["held_out"]) else 1
 
 
-def calibrate(config: Path, where: str, measured: Sequence[Measured]) -> Profile:
+def calibrate(config: Path, machine: str, measured: Sequence[Measured]) -> Profile:
     """What a service of this configuration costs, by these runs."""
     given = load(config)
     scheduler = given.scheduler
     return Profile(
         name=config.stem,
-        source=f"measured on {where}, {datetime.now(UTC):%Y-%m-%d}: {config.name}, sums of runs at "
+        source=f"measured on {machine}, {datetime.now(UTC):%Y-%m-%d}: {config.name}, sums of runs at "
         f"{', '.join(map(str, sorted({m.streams for m in measured})))} streams and budgets "
         f"{', '.join(map(str, sorted({m.budget for m in measured})))}",
         costs=fit.costs(measured),
@@ -167,10 +162,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=24, help="of every answer")
     parser.add_argument("--turns", type=int, default=5)
     return parser.parse_args(arguments)
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..serving.report import save
+from ..run import save, table
 from . import plot
 
 KNEE = 0.95  # of the most tokens per second: what is near enough to it
@@ -123,8 +123,3 @@ def _most(points: list[Point]) -> Iterable[str]:
             f"- {pods} pods: at most {sound:,.0f} tokens/s, {sound / pods:,.0f} a pod; {faulty:,.0f} with failures, "
             f"{faulty / sound:.0%} of it."
         )
-
-
-def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
-    head = list(head)
-    return ["| " + " | ".join(map(str, line)) + " |" for line in (head, ["---"] * len(head), *rows)]

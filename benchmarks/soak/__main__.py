@@ -12,21 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import matplotlib
 
-from ddtree.deployments.commands.machine import Machine
 from ddtree.deployments.commands.prompts import read_prompts
 
 from ..plot import bare
+from ..run import head
 from ..serving.service import serving
 from .memory import Memory
 from .mix import Clients
@@ -59,10 +56,7 @@ def main() -> int:
     grown = {name: mib for name, mib in growth.items() if mib > max(LEAST_MIB, GROWTH * memory.mib[name][-1])}
     pages = health["kv_pages"]
     result = {
-        "name": options.config.stem,
-        "command": shlex.join(["python", "-m", str(__package__), *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": asdict(Machine.read()),
+        **head(options.config.stem, __package__),
         "requests": dict(sorted(clients.counts.items())),
         "faults": clients.faults,
         "tokens": health["generated_tokens"],
