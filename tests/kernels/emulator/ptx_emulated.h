@@ -106,6 +106,7 @@ inline void barrier_arrive(Barrier &barrier) {
     auto state = std::bit_cast<BarrierState>(barrier);
     if (--state.left == 0) state.left = state.arrivals, ++state.phase;
     barrier = std::bit_cast<Barrier>(state);
+    emulator::changed();
 }
 
 inline void barrier_arrive_after_copies(Barrier &barrier) {

@@ -215,6 +215,8 @@ void fail(const char *what) {
 
 void yield() { suspend(); }
 
+void changed() { progress = true; }
+
 void together(Run run, void *operands) {
     current->run = run;
     current->operands = operands;

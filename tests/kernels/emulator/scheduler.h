@@ -30,7 +30,8 @@ const char *last_error();
 
 // ---- for the fibers ----
 [[noreturn]] void fail(const char *what);
-void yield();
+void yield();    // for others to change what this thread waits for
+void changed();  // something that others may wait for has
 
 // Waits until every lane of the warp has come here with the same `run`, which then runs once, on all lanes' operands.
 using Run = void (*)(void **operands);
