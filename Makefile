@@ -13,18 +13,19 @@ VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
-# Tests that need Ray start a dozen processes and mostly wait: one cluster at a time. All else fills the gaps at low priority.
+# Tests that need Ray start a dozen processes and mostly wait: one cluster at a time. All else fills the gaps at low priority,
+# but for the few that are held to a time.
 test: $(VENV)/.test  ## install, lint, type-check, run all tests
 	@mkdir -p build
 	@nice -n 10 $(MAKE) others > build/others.log 2>&1 & others=$$!; \
 	trap "kill $$others" INT TERM; \
-	$(BIN)/python -m pytest -m service; services=$$?; \
+	$(BIN)/python -m pytest -m "service or timed"; services=$$?; \
 	$(BIN)/python -m pytest -m cluster; clusters=$$?; \
 	wait $$others; others=$$?; cat build/others.log; \
 	exit $$((services | clusters | others))
 
 others: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not service and not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not service and not cluster and not timed"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

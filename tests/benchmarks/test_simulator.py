@@ -460,6 +460,7 @@ def test_the_check_says_what_was_held_out(tmp_path: Path) -> None:
     assert "1 loads, at worst 1.20 times" in text
 
 
+@pytest.mark.timed
 def test_the_check_measures_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = LocalEngine(tmp_path)
     engine.loop.add_drafter(Guesser("d", defaultdict(lambda: list(range(200))), seed=0))

@@ -139,6 +139,7 @@ def test_a_drafter_made_for_another_target(tmp_path: Path, target_dir: Path) -> 
         models.find(AppConfig.parse(args))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

@@ -148,6 +148,7 @@ def test_arguments():
         tree_accept(torch.zeros(1, 2, dtype=torch.int64), tree)
 
 
+@pytest.mark.timed
 def test_eight_trees_take_less_than_half_a_millisecond():
     rng = np.random.default_rng(0)
     tree = random_trees(rng, 8, 15, 32, 32, "peaky")
