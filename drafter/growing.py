@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ddtree.drafter.block_attention import block_attention, keys_seen
 from ddtree.drafter.context import SequenceContext
 from ddtree.drafter.items import Candidates, DraftItem
 from ddtree.drafter.stack import Stack
+from ddtree.kernels.packed_linear import padded_rows
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class GrowingContexts:
         if slices:
             rows = torch.cat([features[part.source][part.rows].to(stack.device, stack.dtype) for part in slices])
             at = [p for part in slices for p in range(part.position, part.position + len(part.rows))]
+            padding = padded_rows(len(at)) - len(at)  # behind the rows of all works
+            rows, at = pad(rows, (0, 0, 0, padding)), at + [0] * padding
             stack.feed(rows, *stack.rotary(torch.tensor(at, device=stack.device)), _Cache(works, stack))
 
     def _draft(self, works: list[_Work]) -> Candidates:

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from ddtree.kernels import Rows, verify_attn
-from ddtree.kernels.packed_linear import pack_linears
+from ddtree.kernels.packed_linear import pack_linears, padded_rows
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.dtype import resolve_dtype
 from ddtree.verifier.graphs import StepSizes
@@ -33,7 +34,7 @@ class _Step:
     """What the attention function and the feature hooks need of a step; travels in the forward's keyword arguments."""
 
     pool: KVPool
-    slots: Tensor
+    slots: Tensor  # of the first rows; the others are padding
     rows: Rows
     features: dict[int, Tensor] = field(default_factory=dict)  # layer → its output [T, d]
 
@@ -47,8 +48,8 @@ def _attend(
     transformers builds no mask for an attention name it does not know, so no [T, T] tensor exists anywhere.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
-    pool = ddtree.pool
-    pool.write(layer, ddtree.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    pool, count = ddtree.pool, len(ddtree.slots)
+    pool.write(layer, ddtree.slots, key[0, :, :count].transpose(0, 1), value[0, :, :count].transpose(0, 1))
     out, _lse = verify_attn(query[0].transpose(0, 1), pool.k[layer], pool.v[layer], ddtree.rows, scale=scaling)
     return out.unsqueeze(0), None
 
@@ -131,18 +132,42 @@ class HFTarget:
 
     def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """See `model.Model`."""
+        count = len(tokens)
+        if self.device.type == "cpu":
+            tokens, positions, rows = _padded(tokens, positions, rows)
         step = _Step(self.pool, slots, rows)
         hidden = self._decoder(
             input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, ddtree=step
         ).last_hidden_state[0]
         step.features[self.info.num_layers - 1] = hidden
-        kept = [step.features[i] for i in self.feature_layers]
+        kept = [step.features[i][:count] for i in self.feature_layers]
+        hidden = hidden[:count]
         return hidden, torch.cat(kept, dim=-1) if kept else hidden[:, :0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `model.Model`."""
+        rows = len(hidden)
+        if self.device.type == "cpu":
+            hidden = pad(hidden, (0, 0, 0, padded_rows(rows) - rows))
         logits: Tensor = self._lm_head(hidden)
-        return logits
+        return logits[:rows]
+
+
+def _padded(tokens: Tensor, positions: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Rows]:
+    """With more rows (see packed_linear.py), of a last sequence that uses none of them. They have no slots."""
+    more = (0, padded_rows(len(tokens)) - len(tokens))
+    if not more[1]:
+        return tokens, positions, rows
+    padded = Rows(
+        row_offsets=torch.cat((rows.row_offsets, rows.row_offsets[-1:] + more[1])),
+        q_len=pad(rows.q_len, (0, 1)),
+        seq_len=pad(rows.seq_len, (0, 1)),
+        page_table=pad(rows.page_table, (0, 0, 0, 1)),
+        page_size=rows.page_size,
+        causal=pad(rows.causal, (0, 1), value=True),
+        ancestors=pad(rows.ancestors, (0, 0, *more)),
+    )
+    return pad(tokens, more), pad(positions, more), padded
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:

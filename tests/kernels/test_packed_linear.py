@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddtree.kernels.packed_linear import PackedLinear, can_pack, pack, pack_linears
+from ddtree.kernels.packed_linear import PackedLinear, can_pack, pack, pack_linears, padded_rows
 
 CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this torch was built without oneDNN")
@@ -49,3 +49,9 @@ def test_what_onednn_does_not_know_stays_plain() -> None:
     assert not can_pack(CPU, torch.float16)
     half = nn.Linear(4, 4).half()
     assert pack(half) is half
+
+
+def test_rows_are_padded_to_few_numbers() -> None:
+    padded = [padded_rows(n) for n in range(2049)]
+    assert all(n <= p <= 1.13 * n for n, p in enumerate(padded)) and padded == sorted(padded)
+    assert len(set(padded)) < 1024 / 5, "oneDNN keeps so many kernels, and a model's layers have about so many shapes"
