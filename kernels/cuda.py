@@ -16,6 +16,7 @@ from torch import Tensor
 from ddtree.kernels import build, native, reference
 from ddtree.kernels.native import Library
 from ddtree.kernels.rows import Rows
+from ddtree.kernels.selection import MEMORY, PRIOR, AcceptanceTable, Prices, Selection
 from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 _DTYPES = {
@@ -169,6 +170,50 @@ class _TreeWalker:
         with torch.cuda.device(self._device):
             self._enqueue(y.data_ptr())
         return self._out
+
+
+def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: AcceptanceTable, prices: Prices) -> Selection:
+    (batch, nodes), (_, levels, k), device = tree.tokens.shape, logprobs.shape, tree.tokens.device
+    logprobs, ids = logprobs.contiguous(), ids.contiguous()
+    given = native.SelectInput(logprobs.data_ptr(), ids.data_ptr(), batch, nodes, levels, k, tree.max_depth)
+    costs = [getattr(prices, field[0]).contiguous() for field in native.Prices._fields_[:-1]]
+    gains = torch.empty(batch, nodes - 1, device=device)
+    found = Selection(gains, _int32(gains.shape, device), _int32((batch,), device), torch.empty(batch, device=device))
+    outputs = (x.data_ptr() for x in (found.gains, found.cells, found.nodes, found.expected))
+    with torch.cuda.device(device):
+        space = _bytes(library().size("tree_select_workspace", batch, nodes), device)
+        structures = (
+            native.Tree(*(getattr(tree, field[0]).data_ptr() for field in native.Tree._fields_)),
+            _acceptance(table),
+            native.Prices(*(x.data_ptr() for x in costs), len(costs[-1])),
+        )
+        try:
+            library().call(
+                "tree_select", given, *structures, *outputs, space.data_ptr(), len(space), _stream(tree.tokens)
+            )
+        except native.KernelError as error:
+            if error.status != native.UNSUPPORTED_SHAPE:
+                raise
+            return reference.tree_select(tree, logprobs, ids, table, prices)
+    return found
+
+
+def tree_learn(table: AcceptanceTable, tree: DraftTree, selection: Selection, accepted: AcceptedPath) -> None:
+    if tree.tokens.shape[1] > native.MAX_BUDGET + 1 or tree.tokens.shape[0] > _MAX_SEQUENCES:
+        return reference.tree_learn(table, tree, selection, accepted)
+    cells, parent, kept, path, lengths = (
+        x.contiguous() for x in (selection.cells, tree.parent, selection.nodes, accepted.path, accepted.n_accepted)
+    )
+    last = (lengths.data_ptr(), *tree.tokens.shape, MEMORY, _stream(parent))
+    with torch.cuda.device(parent.device):
+        pointers = (x.data_ptr() for x in (cells, parent, kept, path))
+        library().call("tree_learn", _acceptance(table), *pointers, tree.max_depth, *last)
+
+
+def _acceptance(table: AcceptanceTable) -> native.Acceptance:
+    kinds, levels, _, bins = table.cases.shape
+    pointers = (x.data_ptr() for x in (table.cases, table.hits, table.edges))
+    return native.Acceptance(*pointers, kinds, levels - 1, bins - 1, PRIOR)
 
 
 def kv_compact(

@@ -16,6 +16,8 @@ MAX_BUDGET = 1023
 MAX_LEVELS = 64
 MAX_CACHES = 128
 
+UNSUPPORTED_SHAPE = 2  # a status
+
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 KERNEL_AUTO, KERNEL_PORTABLE, KERNEL_HOPPER, KERNEL_PORTABLE_SMALL = range(4)
 
@@ -39,6 +41,25 @@ class Tree(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "parent", "depth", "position", "first_child", "next_sibling")),
         *((name, c_void_p) for name in ("ancestors", "n_nodes")),
+    ]
+
+
+class Acceptance(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("cases", "hits", "edges")),
+        *((name, c_int32) for name in ("kinds", "depths", "edges_count")),
+        ("prior", c_float),
+    ]
+
+
+class Prices(Structure):
+    _fields_ = [*((name, c_void_p) for name in ("kind", "luck", "most", "price", "at", "cost")), ("knots", c_int32)]
+
+
+class SelectInput(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("logprobs", "ids")),
+        *((name, c_int32) for name in ("batch", "nodes", "levels", "k", "max_depth")),
     ]
 
 
@@ -83,6 +104,14 @@ _SIGNATURES: dict[str, tuple] = {
     "kdtree_share_noise": (*[c_void_p] * 5, *[c_int32] * 3, *[c_void_p] * 3),
     "kdtree_tree_build_workspace": (POINTER(BuildInput), POINTER(c_size_t)),
     "kdtree_tree_build": (POINTER(BuildInput), POINTER(Tree), *_SPACE, c_void_p),
+    "kdtree_tree_select_workspace": (c_int32, c_int32, POINTER(c_size_t)),
+    "kdtree_tree_select": (
+        *(POINTER(SelectInput), POINTER(Tree), POINTER(Acceptance), POINTER(Prices)),
+        *(*[c_void_p] * 4, *_SPACE, c_void_p),
+    ),
+    "kdtree_tree_learn": (
+        *(POINTER(Acceptance), *[c_void_p] * 4, c_int32, c_void_p, c_int32, c_int32, c_float, c_void_p),
+    ),
     "kdtree_tree_accept": (c_void_p, POINTER(Tree), *[c_int32] * 3, *[c_void_p] * 4),
     "kdtree_kv_compact": (
         *(POINTER(Cache), c_int32, c_void_p, c_int32, c_int32),
@@ -131,7 +160,7 @@ class Library:
 
         return enqueue
 
-    def size(self, function: str, *arguments: Structure) -> int:
+    def size(self, function: str, *arguments: Structure | int) -> int:
         """What one of the functions gives that say how many bytes a workspace or plan needs."""
         bytes_needed = c_size_t()
         self.call(function, *arguments, byref(bytes_needed))

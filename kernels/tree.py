@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 WORD_BITS = 32
@@ -45,33 +44,6 @@ class DraftTree:
         ancestors, n_nodes = empty((batch, size, ancestor_words(size))), empty((batch,))
         deepest = min(levels, max_budget)
         return cls(tokens, parent, depth, position, first_child, next_sibling, ancestors, n_nodes, deepest)
-
-
-def prefix(tree: DraftTree, budgets: list[int]) -> DraftTree:
-    """The first nodes of each tree, so many besides the root: nodes come in the order of their scores, so this is what
-    `tree_build` makes of the same candidates for these budgets."""
-    size = max(budgets, default=0) + 1
-    budget = torch.tensor(budgets, dtype=torch.int32).to(tree.tokens.device)
-    n_nodes = torch.minimum(tree.n_nodes, budget + 1)
-    kept = torch.arange(size, device=budget.device) < n_nodes[:, None]
-
-    def field(values: Tensor, padding: int) -> Tensor:
-        return values[:, :size].masked_fill(~kept, padding)
-
-    def links(to: Tensor) -> Tensor:
-        return to[:, :size].masked_fill(~kept | (to[:, :size] > budget[:, None]), -1)
-
-    return DraftTree(
-        tokens=field(tree.tokens, 0),
-        parent=field(tree.parent, -1),
-        depth=field(tree.depth, 0),
-        position=field(tree.position, 0),
-        first_child=links(tree.first_child),
-        next_sibling=links(tree.next_sibling),
-        ancestors=tree.ancestors[:, :size, : ancestor_words(size)].masked_fill(~kept[..., None], 0),
-        n_nodes=n_nodes,
-        max_depth=min(tree.max_depth, size - 1),
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Times every CUDA kernel beside its peers, all in one run on one GPU.
 
-    python -m benchmarks.kernels --out DIR [--peers DIR] [--only topk,noise,build,accept,compact,mla,gqa,round] [--quick]
+    python -m benchmarks.kernels --out DIR [--peers DIR] [--only topk,noise,build,select,accept,compact,mla,gqa,round] [--quick]
 
 Results are compared with the reference (attention with float64) first, and what is wrong is not timed. Writes kernels.json (every
 figure), kernels.md (tables) and two plots; prints the bars. Exit status 1 where a bar is not met. Peers: see peers.py.
@@ -22,7 +22,7 @@ import torch
 from ddtree.deployments.commands.machine import Machine, installed
 from ddtree.kernels import cuda
 
-from . import accept, build, compact, gqa, mla, noise, plot, rounds, topk
+from . import accept, build, compact, gqa, mla, noise, plot, rounds, select, topk
 from .measure import Rates
 from .peers import FILES, VERSION, Peers
 from .report import Report
@@ -31,6 +31,7 @@ SECTIONS = {
     "topk": topk.run,
     "noise": noise.run,
     "build": build.run,
+    "select": select.run,
     "accept": accept.run,
     "compact": compact.run,
     "mla": mla.run,

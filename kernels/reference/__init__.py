@@ -5,6 +5,7 @@ from ddtree.kernels.reference.share_noise import share_noise
 from ddtree.kernels.reference.topk_logprobs import topk_logprobs, topk_merge, topk_partial
 from ddtree.kernels.reference.tree_accept import tree_accept, tree_walker
 from ddtree.kernels.reference.tree_build import tree_build, tree_builder
+from ddtree.kernels.reference.tree_select import tree_learn, tree_select
 from ddtree.kernels.reference.verify_attn import verify_attn, verify_attn_mla
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "tree_accept",
     "tree_build",
     "tree_builder",
+    "tree_learn",
+    "tree_select",
     "tree_walker",
     "verify_attn",
     "verify_attn_mla",

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ddtree.kernels import cuda, native, reference
-from ddtree.kernels.tree import DraftTree
+from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 from .cases import Case, make
 from .strategies import candidates, token_ids
+from .test_tree_select import check, moved, random_call
 
 DEVICE = torch.device("cuda")
 
@@ -73,6 +74,19 @@ def noise() -> None:
         assert (names.cpu() == named).float().mean() > 0.98  # neighbours an ulp apart may change places
 
 
+def selection() -> None:
+    for batch, size in ((1, 63), (70, 63), (3, 300)):
+        call = random_call(np.random.default_rng(batch), batch, 15, 64, size, "flat")
+        check(call, "cuda")
+        tree, found = (moved(x, "cuda") for x in call.run("cuda"))
+        table, lengths = moved(call.table, "cuda"), torch.ones(batch, dtype=torch.int32, device=DEVICE)
+        path = torch.zeros(batch, tree.max_depth + 1, dtype=torch.int32, device=DEVICE)
+        cuda.tree_learn(table, tree, found, AcceptedPath(path, lengths, lengths))
+        expected = moved(call.table, "cpu")
+        reference.tree_learn(expected, *(moved(x, "cpu") for x in (tree, found, AcceptedPath(path, lengths, lengths))))
+        same(table, expected)
+
+
 def compact() -> None:
     cache = torch.randn(5, 6, 16, 36, generator=torch.Generator().manual_seed(0))
     table = torch.tensor([[3, 1], [5, 0]], dtype=torch.int32)
@@ -115,7 +129,7 @@ def attention() -> None:
 
 
 if __name__ == "__main__":
-    for run in (topk, noise, trees, compact, attention):
+    for run in (topk, noise, trees, selection, compact, attention):
         run()
         torch.cuda.synchronize()
         print(f"{run.__name__}: as the reference", flush=True)

@@ -97,6 +97,53 @@ KDTREE_API int32_t kdtree_tree_build_workspace(const kdtree_build_input *in, siz
 KDTREE_API int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_tree *out, void *workspace,
                                      size_t workspace_bytes, kdtree_stream stream);
 
+/* ---- tree_select: of all trees together the nodes that are worth what they cost; tree_learn: how nodes like them fared ----
+ * A node's chance is its parent's times (hits[own] + prior * known) / (cases[own] + prior), known being the same of the cell of
+ * all depths, with exp(its log-prob) in place of known. Cell (kind, depth, straight, bin): depth 0 stands for all depths,
+ * `depths` for it and the deeper ones; straight: all nodes before it were their depths' first candidates; bin: edges below its
+ * log-prob. All nodes compete: chance times luck, at most 1 and no more than that of the nodes before it in its tree, less the
+ * tree's price; ties by tree, then by node. The first n are kept, n being the smallest for which the sum of their chances less
+ * their prices less cost(n) is largest. Sums are of whole multiples of 2^-24, so exact. Prices are cut to 0 … 2^16 tokens,
+ * costs to ±2^20. What is in kdtree_prices may lie in pinned host memory, and so may kept and expected. */
+typedef struct {
+    float *cases, *hits; /* [kinds, 1 + depths, 2, edges_count + 1] */
+    const float *edges;  /* [edges_count] log-probs, ascending */
+    int32_t kinds, depths, edges_count;
+    float prior; /* cases that what is known otherwise counts as, > 0 */
+} kdtree_acceptance;
+
+typedef struct {
+    const int32_t *kind; /* [batch] of each tree, for the table */
+    const float *luck;   /* [batch] times what the table says its chances are */
+    const int32_t *most; /* [batch] nodes that it may keep */
+    const double *price; /* [batch] tokens that a node of it costs beside cost(n); negative: it keeps as many as it may */
+    const int32_t *at;   /* [knots] numbers of nodes, ascending from 0 */
+    const double *cost;  /* [knots] tokens that so many nodes cost; straight between two, and beyond the last two */
+    int32_t knots;       /* 1 … 256 */
+} kdtree_prices;
+
+typedef struct {
+    const float *logprobs; /* [batch, levels, k] that the trees were built from */
+    const int32_t *ids;    /* [batch, levels, k] */
+    int32_t batch, nodes;  /* ≤ 1024; N+1 ≤ 1024 */
+    int32_t levels, k, max_depth;
+} kdtree_select_input;
+
+KDTREE_API int32_t kdtree_tree_select_workspace(int32_t batch, int32_t nodes, size_t *bytes);
+/* Cuts `tree`: n_nodes, first_child and next_sibling. gains [batch, N] chances without luck, 0 in padding; cells [batch, N]
+ * flat index into the table, -1 in padding; kept [batch] nodes besides the root; expected [batch] of them accepted, with luck.
+ * KDTREE_UNSUPPORTED_SHAPE where batch and N, each rounded up to a power of two, multiply to more than shared memory holds:
+ * 16384 on data-centre GPUs, 8192 elsewhere. */
+KDTREE_API int32_t kdtree_tree_select(const kdtree_select_input *in, const kdtree_tree *tree, const kdtree_acceptance *table,
+                                      const kdtree_prices *prices, float *gains, int32_t *cells, int32_t *kept, float *expected,
+                                      void *workspace, size_t workspace_bytes, kdtree_stream stream);
+/* Counts in the table, of nodes that were kept and whose parents were accepted, those that were accepted: path [batch,
+ * max_depth+1] and n_accepted [batch] as tree_accept wrote them, parent [batch, nodes] of the tree. A cell with more than
+ * `memory` cases then counts half. */
+KDTREE_API int32_t kdtree_tree_learn(const kdtree_acceptance *table, const int32_t *cells, const int32_t *parent,
+                                     const int32_t *kept, const int32_t *path, int32_t max_depth, const int32_t *n_accepted,
+                                     int32_t batch, int32_t nodes, float memory, kdtree_stream stream);
+
 /* ---- tree_accept: the path on which every token is the target's own ----
  * y [batch, nodes]: the target's token at each node; of `tree`, tokens, first_child and next_sibling are read.
  * path [batch, max_depth+1] node indices, starts with 0, -1 past its end; n_accepted [batch] its length; bonus [batch] y at
