@@ -136,8 +136,9 @@ class _Loose:
     nodes: Tensor | None  # [rows of trees] int64, which of the B · (N+1) nodes each is; None: all, in order
 
 
-def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_page: int) -> Layout:
-    """`entries`: trees first, then prompts; `budgets`: the trees' node counts besides the root, all 0 where none is drafted.
+def lay_out(entries: list[Entry], budgets: list[int], width: int, page_size: int, scratch_page: int) -> Layout:
+    """`entries`: trees first, then prompts; `budgets`: the trees' node counts besides the root, all 0 where none is drafted, of
+    trees that lie in tensors of `width` nodes each.
 
     Rows that are in the pool for good (`Sequence.stored`) write to `scratch_page`, which belongs to no sequence.
     """
@@ -152,7 +153,7 @@ def lay_out(entries: list[Entry], budgets: list[int], page_size: int, scratch_pa
         tokens=_int32([token for tokens, span in chunks for token in tokens[span.start : span.stop]]),
         positions=_int32([at for _, span in chunks for at in span]),
         q_len=_int32(counts),
-        nodes=_nodes(budgets) if drafted else None,
+        nodes=_nodes(budgets, width) if drafted else None,
     )
     table = page_table(sequences)
     drawn = [i for i in range(len(budgets), len(entries)) if entries[i].finishes]
@@ -181,9 +182,8 @@ def page_table(sequences: list[Sequence]) -> Tensor:
     return torch.from_numpy(table)
 
 
-def _nodes(budgets: list[int]) -> Tensor | None:
+def _nodes(budgets: list[int], width: int) -> Tensor | None:
     """See _Loose."""
-    width = max(budgets) + 1
     if all(budget + 1 == width for budget in budgets):
         return None
     return torch.from_numpy(np.concatenate([np.arange(budget + 1) + i * width for i, budget in enumerate(budgets)]))

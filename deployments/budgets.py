@@ -1,10 +1,13 @@
 """How many nodes each tree of a round gets, and whether drafting pays at all: where tokens per second are highest by what nodes
-are worth (gains.py) and rounds cost (costs.py). For requests whose budget is `auto`. Pure policy: knows no peers.
+are worth (tree_select) and rounds cost (costs.py). For requests whose budget is `auto`. Pure policy: knows no peers.
 
 Nodes of all trees compete: the next one taken is that with the highest chance of being accepted, less what its context costs,
 and as many are taken as give the most expected tokens per second, looked for over the whole curve. A batch for which that is no
 more than plain decoding gives goes on without drafts, and so does a sequence whose own drafts are not worth theirs. A context
 that was given up is computed again when drafting seems to pay, which may take a small part of the time only.
+
+They can be chosen after the draft, by what that draft says, or before it, by what drafts said of late. The latter gives fewer
+tokens a round, but the batch can be laid out while drafters work; which of them pays is found by timing rounds of both.
 """
 
 from __future__ import annotations
@@ -12,21 +15,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from math import inf
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ddtree.deployments.costs import Costs, Numbers, StepSize
-from ddtree.deployments.gains import Gains, Worth
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Record, Sequence
-from ddtree.kernels import DraftTree
+from ddtree.kernels import (
+    AcceptanceTable,
+    AcceptedPath,
+    DraftTree,
+    Prices,
+    Selection,
+    select_nodes,
+    tree_learn,
+    tree_select,
+)
 
+EDGES = np.log([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96])  # where what the drafter says is cut
+DEPTHS = 8  # told apart; deeper ones count as the last
 LEVELS = (2, 4, 8)  # depths that a draft may have beside all; fewer of them cost less
 WHOLE = 32  # rounds between two whose drafts have all depths, to see what is missed
+OTHER = 64  # rounds between two whose nodes are chosen when they usually are not, to see what that takes
 SAMPLES = 64  # drafts that stand for those to come
+SAMPLED = 4  # of a round's drafts, about, become samples
 SMOOTH = 0.1  # weight of a round in what is averaged over rounds
 BACK = 1.05  # so much better than plain decoding drafts must promise to be before they are made again
 TRIES = 4  # of different drafts, for a forecast without one
@@ -52,41 +70,23 @@ def size_of(entries: Iterable[Entry], budgets: Iterable[int]) -> StepSize:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What `select` found."""
+class Choice:
+    """The nodes of a round's trees, while they are chosen and after. Made by `Budgets.begin`."""
 
-    nodes: list[int]  # by tree
-    tokens: float  # that the step is expected to give
-    seconds: float  # that the round is expected to take
-    without: float  # that it would take without these nodes
-
-
-def select(gains: Numbers, prices: Numbers, seconds: Numbers, sure: float, rate: float) -> Selection:
-    """The nodes for which tokens - rate * seconds is largest: where `rate` is the best tokens per second that rounds like this
-    one can give, these give it (Dinkelbach's theorem). A round that takes long for other reasons gets no larger trees for that.
-
-    Args:
-        gains: [B, N] probability of acceptance by tree and node. A tree gets its first so many nodes.
-        prices: [B] seconds that a node of this tree takes beside the rows' own.
-        seconds: [B * N + 1] of the round with so many nodes in all, prices left out.
-        sure: tokens that the step gives without them.
-        rate: tokens per second that a second is worth.
-    """
-    trees, nodes = gains.shape
-    wish = np.minimum.accumulate(gains, axis=1) - rate * prices[:, None]
-    order = np.argsort(-wish, axis=None, kind="stable")  # among equals a tree's own nodes keep their order
-    tokens = sure + np.concatenate([[0.0], np.cumsum(gains.reshape(-1)[order])])
-    taken = seconds + np.concatenate([[0.0], np.cumsum(np.repeat(prices, nodes)[order])])
-    best = int(np.argmax(tokens - rate * taken))
-    counts = np.bincount(order[:best] // max(nodes, 1), minlength=trees)
-    return Selection(counts.tolist(), float(tokens[best]), float(taken[best]), float(taken[0]))
+    sequences: list[Sequence]  # by tree
+    ours: list[int]  # the trees that adapt and are drafted for
+    entries: int  # of the round, prompts among them
+    curve: _Curve
+    prices: Prices
 
 
 @dataclass(frozen=True)
 class Chosen:
     """What a round's trees got. Written by `Budgets.choose`."""
 
-    worth: Worth
+    choice: Choice
+    tree: DraftTree
+    selection: Selection
     nodes: list[int]  # by tree
     expected: list[float]  # draft tokens accepted, by tree
 
@@ -95,38 +95,74 @@ class Chosen:
 class _Sample:
     """A tree that was drafted to the full depth."""
 
-    gains: Numbers  # [N]
-    depths: NDArray[np.int64]  # [N]
+    gains: NDArray[np.float32]  # [N]
+    depths: NDArray[np.int32]  # [N]
 
-    def within(self, levels: int) -> Numbers:
-        """Gains of the nodes of the first depths."""
-        kept: Numbers = self.gains[self.depths <= levels]
-        return kept
+    def within(self, levels: int) -> NDArray[np.float32]:
+        """Gains of the nodes of the first depths, and 0 for the others, which come last."""
+        kept = self.gains[self.depths <= levels]
+        return np.pad(kept, (0, len(self.gains) - len(kept)))
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What is given of a step when nodes are chosen."""
+class _Curve:
+    """Seconds of a round by the nodes of the trees that are to be chosen, and what plain decoding would do."""
 
-    entries: list[Entry]  # those with trees first
-    nodes: list[int]  # of the trees that are not to be chosen; 0 of those that are
-    fixed: float  # draft tokens that the former are expected to have accepted
-    drafted: int  # sequences
-    levels: int  # depths of the drafts
+    def __init__(self, costs: Costs, entries: list[Entry], nodes: list[int], ours: list[int], levels: int, after: bool):
+        """`entries`: those with trees first; `nodes` of these trees, whatever they are of `ours`; `levels` of the drafts;
+        `after`: whether nodes are chosen after the draft."""
+        nodes = [0 if i in set(ours) else n for i, n in enumerate(nodes)]
+        trees, drafted = entries[: len(nodes)], len(ours) + sum(n > 0 for n in nodes)
+        size, alone = size_of(entries, nodes), size_of(trees, nodes)
+        self._costs, self._rows, self._trees = costs, size.rows, len(ours)
+        self._fixed = costs.step.beside(size) + costs.rest(_kind(drafted, after), len(entries))
+        self._fixed += costs.draft(drafted, levels)
+        undrafted = costs.draft(drafted - len(ours), levels) + costs.rest(_kind(drafted - len(ours), after), len(trees))
+        others = sum(trees[i].sequence.accepts for i, n in enumerate(nodes) if n)  # draft tokens of theirs
+        self.sure = sum(entry.finishes for entry in entries) + others  # tokens of the step without these nodes
+        seconds = float(costs.step.rows(alone.rows)) + costs.step.beside(alone) + undrafted
+        self.plain = (len(trees) + others) / seconds if seconds else 0.0  # tokens per second
+        self.one_draft = costs.draft(drafted, levels) - costs.draft(drafted - 1, levels)
+        computed = [trees[i].sequence.computed for i in ours]
+        self.prices = costs.step.per_attended * np.array(computed, np.float64)  # seconds of a node, by tree
+
+    def __call__(self, nodes: NDArray[Any]) -> Numbers:
+        """Without what nodes cost by tree."""
+        found: Numbers = self._fixed + self._costs.step.rows(self._rows + nodes)
+        return found + self._costs.step.per_tree * self._trees * (np.asarray(nodes) > 0)
+
+    def knots(self, most: int) -> NDArray[Any]:
+        """Where it bends, up to so many nodes."""
+        bends = self._costs.step.rows.bends - self._rows
+        return np.unique(np.concatenate([[0, 1, max(most, 1)], bends[(bends > 1) & (bends < most)]]))
+
+    def seconds(self, nodes: NDArray[Any]) -> float:
+        """Of the round, with so many nodes by tree."""
+        return float(self(np.asarray(nodes.sum()))) + float(self.prices @ nodes)
+
+
+def _kind(drafted: int, after: bool) -> str:
+    """Of a round, for what it takes beside drafting and verifying."""
+    return "plain" if not drafted else "after" if after else "before"
 
 
 class Budgets:
-    """`prepare`, then for a round with drafts `choose` and `note`."""
+    """`prepare`, then for a round with drafts `begin`, `choose` and `note`; `think` while the verifier computes."""
 
-    def __init__(self, costs: Costs, most: int, horizon: int) -> None:
-        """`most` nodes a tree may have, none of them deeper than `horizon`."""
-        self.costs, self.most, self._horizon = costs, most, horizon
-        self._options = sorted({horizon, *(levels for levels in LEVELS if levels < horizon)})
+    def __init__(self, costs: Costs, most: int, horizon: int, device: torch.device | str = "cpu") -> None:
+        """`most` nodes a tree may have, none of them deeper than `horizon`. `device`: where trees are."""
+        self.costs, self.most, self._horizon, self._device = costs, most, horizon, torch.device(device)
+        options = sorted({horizon, *(levels for levels in LEVELS if levels < horizon)})
+        self._ways = list(product(options, (True, False)))  # depths, and whether nodes are chosen after the draft
         self._levels = self._asked = horizon  # depths of drafts from now on, and of this round's
-        self._gains = Gains()
+        self._prefers_after = self.after = (
+            True  # whether nodes are chosen after the draft, from now on and in this round
+        )
+        self._table = AcceptanceTable.empty(2, DEPTHS, torch.from_numpy(EDGES.astype(np.float32)).to(self._device))
         self._samples: dict[bool, deque[_Sample]] = {kind: deque(maxlen=SAMPLES) for kind in (False, True)}
         self._concerned = False  # whether any budget of this round adapts
         self._drafts = True  # whether anybody is drafted for
+        self._promises: list[float] = []  # of the ways to draft that this look has been at
+        self._promising = False  # whether they seem to pay for those that are not drafted for
         self._rounds, self._until = 0, 0  # rounds so far, and when drafts are tried again at the latest
         self._worth = BACK  # times the tokens per second of plain decoding that drafts give, prompts left out, averaged
         self._nodes = float(most)  # of a tree, averaged
@@ -140,9 +176,12 @@ class Budgets:
         if not ours:
             self._asked = self._horizon
             return []
-        promising = self._look(ours)
+        self._rounds += 1
+        if self._drafts and self._worth < 1:
+            self._end_drafts()
         others = any(s.wants_drafter for s in sequences if not s.request.adapts)  # who get all depths
         self._asked = self._horizon if others or self._rounds % WHOLE == 0 else self._levels
+        self.after = self._prefers_after != (self._rounds % OTHER == 0)
         given_up = []
         for sequence in ours:
             if sequence.record is None:
@@ -152,52 +191,41 @@ class Budgets:
                 given_up.append(sequence)
             elif not sequence.wants_drafter:
                 sequence.record.rest -= 1
-                if promising and sequence.record.rest < 0 and self._affords(rebuild_rows):
+                if self._promising and sequence.record.rest < 0 and self._affords(rebuild_rows):
                     sequence.record, sequence.wants_drafter = Record(failures=sequence.record.failures), True
-            sequence.nodes = min(self.most, LEAST + int(ROOM * self._nodes)) if sequence.wants_drafter else 0
+            sequence.nodes = self._nodes_of(sequence) if sequence.wants_drafter else 0
             sequence.levels = self._asked
+        self._promising = False
         if self._drafts and not any(s.wants_drafter for s in ours):
             self._end_drafts()
         return given_up
 
-    def choose(
-        self, entries: list[Entry], budgets: list[int], tree: DraftTree, candidates: tuple[Tensor, Tensor]
-    ) -> Chosen:
-        """How many of its tree's nodes each sequence gets; the first entries have the trees.
+    @property
+    def grown(self) -> int:
+        """Nodes that trees are built with, of which some are kept."""
+        return min(self.most, LEAST + int(ROOM * self._nodes))
 
-        Args:
-            budgets: nodes of the trees by what they were built for; a sequence that does not adapt keeps them, and so do all
-                as long as no step was timed.
-            candidates: log-probs and ids [B, L, K] that they were built from.
-        """
+    def begin(self, entries: list[Entry], budgets: list[int]) -> Choice:
+        """While drafters work. The first entries have trees, of so many nodes at most; a sequence that does not adapt keeps them
+        all, and so do the others as long as no step was timed, and in a round whose nodes were chosen before."""
         sequences = [entry.sequence for entry in entries[: len(budgets)]]
-        worth = self._gains.worth(tree, *candidates, [not s.request.sampling.greedy for s in sequences])
-        luck = np.array([s.record.luck if s.record else 1.0 for s in sequences])
-        gains = np.minimum(worth.gains * luck[:, None], 1.0)
-        nodes = list(budgets)
-        timed = self.costs.step.known
-        ours = [i for i, s in enumerate(sequences) if timed and s.request.adapts and budgets[i]]
-        if ours:
-            for i in ours:
-                nodes[i] = 0
-                if self._asked == self._horizon:
-                    sample = _Sample(worth.gains[i], worth.depths[i])
-                    self._samples[not sequences[i].request.sampling.greedy].append(sample)
-            fixed = sum(gains[i, : nodes[i]].sum() for i in range(len(nodes)))
-            drafted = sum(budget > 0 for budget in budgets)
-            adapting = [sequences[i] for i in ours]
-            step = _Step(entries, nodes, fixed, drafted, self._asked)
-            found, plain = self._best(gains[ours], adapting, step, self._worth)
-            for i, count in zip(ours, found.nodes, strict=True):
-                nodes[i] = count
-            self._learn(found, plain, adapting, gains[ours], step)
-        expected = [float(gains[i, :count].sum()) for i, count in enumerate(nodes)]
-        return Chosen(worth, nodes, expected)
+        ours = [i for i, s in enumerate(sequences) if s.request.adapts and budgets[i]]
+        curve = _Curve(self.costs, entries, budgets, ours, self._asked, self.after)
+        chooses = self.after and self.costs.step.known
+        prices = self._prices(sequences, budgets, ours if chooses else [], curve, self._worth * curve.plain)
+        return Choice(sequences, ours, len(entries), curve, prices)
 
-    def note(self, chosen: Chosen, sequences: list[Sequence], paths: list[list[int]]) -> None:
-        """These paths of the trees were accepted."""
-        self._gains.note(chosen.worth, chosen.nodes, paths)
-        for sequence, expected, path in zip(sequences, chosen.expected, paths, strict=True):
+    def choose(self, choice: Choice, tree: DraftTree, candidates: tuple[Tensor, Tensor]) -> Chosen:
+        """How many of its tree's nodes each sequence gets; the others are cut off. `candidates`: log-probs and ids [B, L, K] that
+        the trees were built from."""
+        found = tree_select(tree, *candidates, self._table, choice.prices)
+        return Chosen(choice, tree, found, found.nodes.tolist(), found.expected.tolist())
+
+    def note(self, chosen: Chosen, accepted: AcceptedPath | None, paths: list[list[int]]) -> None:
+        """These paths of the trees were accepted; None: no tree had nodes."""
+        if accepted:
+            tree_learn(self._table, chosen.tree, chosen.selection, accepted)
+        for sequence, expected, path in zip(chosen.choice.sequences, chosen.expected, paths, strict=True):
             if record := sequence.record:
                 record.expected = FADE * record.expected + expected
                 record.accepted = FADE * record.accepted + len(path) - 1
@@ -208,25 +236,40 @@ class Budgets:
         if not self._concerned:
             return
         self._allowance = min(SAVED_S, self._allowance + REBUILDING * whole)
-        self.costs.observe(size, stages, whole, drafted, self._asked)
+        self.costs.observe(size, stages, whole, drafted, self._asked, _kind(drafted, self.after))
 
-    def _look(self, ours: list[Sequence]) -> bool:
-        """Whether this is a moment to draft for sequences that are not drafted for. Ends drafts that do not pay."""
-        self._rounds += 1
-        if self._drafts and self._worth < 1:
-            self._end_drafts()
-        decoding = [s for s in ours if s.decoding]
-        if self._rounds % LOOK or not decoding:
-            return False
-        promises = {levels: self._promise(decoding, levels) for levels in self._options}
-        best = max(promises.values())
-        self._levels = min(levels for levels, promise in promises.items() if promise == best)
+    def think(self, sequences: list[Sequence], chosen: Chosen | None) -> None:
+        """While the verifier computes: what was chosen says something of drafting, and so do the last drafts together."""
+        if not self._concerned:
+            return
+        if chosen and chosen.choice.ours and self.costs.step.known:
+            self._keep_samples(chosen)
+            self._learn(chosen)
+        ours = [s for s in sequences if s.request.adapts and s.record and s.decoding]
+        if ours:
+            self._look(ours)
+        if not self._prefers_after or (self._rounds + 1) % OTHER == 0:
+            self._plan([s for s in ours if s.wants_drafter])
+
+    def _look(self, ours: list[Sequence]) -> None:
+        """Whether, how deep and in which order to draft for these: one way a round, then what follows from all."""
+        at = self._rounds % LOOK
+        if at == 0:
+            self._promises = []
+        if len(self._promises) == at < len(self._ways):
+            self._promises.append(self._promise(ours, *self._ways[at]))
+        if at != LOOK - 1 or len(self._promises) != len(self._ways):
+            return
+        best = max(self._promises)
         if best == inf:  # nothing is known
-            self._levels = self._horizon
-        promising = best > BACK
-        if not self._drafts and (promising or self._rounds >= self._until):
-            self._drafts, self._worth, promising = True, BACK, True
-        return promising
+            self._levels, self._prefers_after = self._horizon, True
+        else:
+            self._levels, self._prefers_after = self._ways[self._promises.index(best)]
+        if not self._prefers_after and best < 1:  # then trees of no nodes say nothing of it
+            self._worth += SMOOTH * (best - self._worth)
+        self._promising = best > BACK
+        if not self._drafts and (self._promising or self._rounds >= self._until):
+            self._drafts, self._worth, self._promising = True, BACK, True
 
     def _affords(self, rows: int) -> bool:
         """Takes what so many rows cost from the allowance, if there is as much."""
@@ -247,47 +290,108 @@ class Budgets:
             record.rest = REST << min(record.failures, 6)
             record.failures += 1
 
-    def _promise(self, sequences: list[Sequence], levels: int) -> float:
-        """Times the tokens per second of plain decoding that drafts like the last ones would give these, with so many depths."""
-        kinds = [self._samples[not s.request.sampling.greedy] for s in sequences]
-        if not all(kinds) or not self.costs.step.known:
-            return inf
-        entries = [Entry(s, 1, 0, True) for s in sequences]
-        gains = np.zeros((len(sequences), self.most))
-        ratios = []
-        for turn in range(TRIES):
-            for i, kind in enumerate(kinds):
-                row = kind[(i + turn * len(kind) // TRIES) % len(kind)].within(levels)
-                gains[i, : len(row)], gains[i, len(row) :] = row, 0.0
-            step = _Step(entries, [0] * len(entries), 0.0, len(entries), levels)
-            found, plain = self._best(gains, sequences, step, worth=1.0)
-            ratios.append(found.tokens / found.seconds / plain)
-        return sum(ratios) / TRIES
+    def _nodes_of(self, sequence: Sequence) -> int:
+        assert sequence.record
+        planned = sequence.record.planned
+        return self.grown if self.after else round(self._nodes) if planned is None else planned
 
-    def _best(self, gains: Numbers, ours: list[Sequence], step: _Step, worth: float) -> tuple[Selection, float]:
-        """The best nodes for these sequences beside a step, where drafts give `worth` times the tokens per second of plain
-        decoding; and these."""
-        costs, entries, trees = self.costs, step.entries, step.entries[: len(step.nodes)]
-        size, alone = size_of(entries, step.nodes), size_of(trees, step.nodes)
-        rest = costs.step.beside(size) + float(costs.rest(len(entries)))
-        rows = costs.step.rows(size.rows + np.arange(gains.size + 1))
-        rows[1:] += costs.step.per_tree * len(ours)
-        undrafted = costs.draft(step.drafted - len(ours), step.levels) + float(costs.rest(len(trees)))
-        plain = (len(trees) + step.fixed) / (float(costs.step.rows(alone.rows)) + costs.step.beside(alone) + undrafted)
-        prices = costs.step.per_attended * np.array([s.computed for s in ours], np.float64)
-        sure = sum(entry.finishes for entry in entries) + step.fixed
-        seconds = rest + costs.draft(step.drafted, step.levels) + rows
-        return select(gains, prices, seconds, sure, worth * plain), plain
+    def _prices(
+        self, sequences: list[Sequence], most: list[int], ours: list[int], curve: _Curve, rate: float
+    ) -> Prices:
+        """Of trees of so many nodes, where a second is worth `rate` tokens. Those that are not ours keep them."""
+        price = np.full(len(sequences), -1.0)
+        price[ours] = rate * curve.prices if ours else 0
+        knots = curve.knots(sum(most[i] for i in ours)) if ours else np.zeros(1)
+        luck = [s.record.luck if s.record else 1.0 for s in sequences]
+        values = {
+            "kind": np.array([not s.request.sampling.greedy for s in sequences], np.int32),
+            "luck": np.array(luck, np.float32),
+            "most": np.array(most, np.int32),
+            "price": price,
+            "at": knots.astype(np.int32),
+            "cost": rate * curve(knots),
+        }
+        pinned = self._device.type == "cuda"
+        tensors = {name: torch.from_numpy(value) for name, value in values.items()}
+        return Prices(**{name: x.pin_memory() if pinned else x for name, x in tensors.items()})
 
-    def _learn(self, found: Selection, plain: float, ours: list[Sequence], gains: Numbers, step: _Step) -> None:
-        """What the choice says of drafting for this batch, and for each of its sequences."""
-        if len(step.entries) == len(step.nodes):  # no prompts beside the trees
-            self._worth += SMOOTH * (found.tokens / found.seconds / plain - self._worth)
-        total = sum(found.nodes)
-        self._nodes += SMOOTH * (total / len(ours) - self._nodes)
-        one_draft = self.costs.draft(step.drafted, step.levels) - self.costs.draft(step.drafted - 1, step.levels)
-        a_node = max(0.0, found.seconds - found.without) / max(1, total)
-        for sequence, count, row in zip(ours, found.nodes, gains, strict=True):
+    def _plan(self, sequences: list[Sequence]) -> None:
+        """The nodes of their next trees, for when there is no draft yet."""
+        if not sequences or not self._known(sequences):
+            return
+        means = {kind: self._mean(kind, self._levels) for kind in (False, True) if self._samples[kind]}
+        gains = np.stack([means[not s.request.sampling.greedy] for s in sequences])
+        curve = self._curve(sequences, self._levels, after=False)
+        nodes, _ = self._select(gains, sequences, curve, self._worth * curve.plain)
+        for sequence, count in zip(sequences, nodes.tolist(), strict=True):
             assert sequence.record
-            saved, spent = row[:count].sum() / (self._worth * plain), count * a_node + one_draft
-            sequence.record.pays += SMOOTH * (min(saved / max(spent, 1e-9), 4.0) - sequence.record.pays)
+            sequence.record.planned = count
+            if not count:
+                sequence.record.pays *= 1 - SMOOTH
+
+    def _known(self, sequences: list[Sequence]) -> bool:
+        return self.costs.step.known and all(self._samples[not s.request.sampling.greedy] for s in sequences)
+
+    def _mean(self, kind: bool, levels: int) -> NDArray[np.float32]:
+        """Gains of a draft of this kind, node by node [most], as they are on average."""
+        rows = [sample.within(levels) for sample in self._samples[kind]]
+        mean: NDArray[np.float32] = np.mean([np.pad(row, (0, self.most - len(row))) for row in rows], 0)
+        return mean
+
+    def _promise(self, sequences: list[Sequence], levels: int, after: bool) -> float:
+        """Times the tokens per second of plain decoding that drafts like the last ones would give these, with so many depths."""
+        if not self._known(sequences):
+            return inf
+        curve = self._curve(sequences, levels, after)
+        kinds = [not s.request.sampling.greedy for s in sequences]
+        means = {kind: self._mean(kind, levels) for kind in set(kinds)}
+        ratios = []
+        for turn in range(TRIES if after else 1):
+            gains = np.zeros((len(sequences), self.most), np.float32)
+            for i, kind in enumerate(kinds):
+                samples = self._samples[kind]
+                one = samples[(i + turn * len(samples) // TRIES) % len(samples)]
+                row = one.within(levels) if after else means[kind]
+                gains[i, : len(row)] = row
+            nodes, expected = self._select(gains, sequences, curve, curve.plain)
+            ratios.append((curve.sure + expected.sum()) / curve.seconds(nodes) / curve.plain)
+        return sum(ratios) / len(ratios)
+
+    def _curve(self, sequences: list[Sequence], levels: int, after: bool) -> _Curve:
+        """Of a round that all of these are drafted for, and no others."""
+        entries = [Entry(s, 1, 0, True) for s in sequences]
+        return _Curve(self.costs, entries, [0] * len(entries), list(range(len(entries))), levels, after)
+
+    def _select(
+        self, gains: NDArray[np.float32], sequences: list[Sequence], curve: _Curve, rate: float
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        most = [gains.shape[1]] * len(gains)
+        prices = self._prices(sequences, most, list(range(len(gains))), curve, rate)
+        return select_nodes(gains, most, prices)
+
+    def _keep_samples(self, chosen: Chosen) -> None:
+        """Of drafts to the full depth, some."""
+        ours = chosen.choice.ours
+        often = self._levels < self._horizon or self._rounds % max(1, len(ours) // SAMPLED) == 0
+        if self._asked < self._horizon or not often:
+            return
+        gains, depths = chosen.selection.gains.cpu().numpy(), chosen.tree.depth[:, 1:].cpu().numpy()
+        for i in ours:
+            kind = not chosen.choice.sequences[i].request.sampling.greedy
+            self._samples[kind].append(_Sample(gains[i].copy(), depths[i].copy()))
+
+    def _learn(self, chosen: Chosen) -> None:
+        """What the choice says of drafting for this batch, and for each of its sequences."""
+        choice = chosen.choice
+        curve, ours = choice.curve, choice.ours
+        nodes, expected = np.array(chosen.nodes)[ours], np.array(chosen.expected)[ours]
+        seconds, total = curve.seconds(nodes), int(nodes.sum())
+        if choice.entries == len(choice.sequences):  # no prompts beside the trees
+            self._worth += SMOOTH * ((curve.sure + expected.sum()) / seconds / curve.plain - self._worth)
+        self._nodes += SMOOTH * (total / len(ours) - self._nodes)
+        a_node = max(0.0, seconds - float(curve(np.zeros(1))[0])) / max(1, total)
+        for i, count, tokens in zip(ours, nodes, expected, strict=True):
+            record = choice.sequences[i].record
+            assert record
+            saved, spent = tokens / (self._worth * curve.plain), count * a_node + curve.one_draft
+            record.pays += SMOOTH * (min(saved / max(spent, 1e-9), 4.0) - record.pays)

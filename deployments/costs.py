@@ -32,6 +32,11 @@ class Curve:
         """Whether anything was observed."""
         return not bool(np.isnan(self._seconds).all())
 
+    @property
+    def bends(self) -> Numbers:
+        """The counts between which it is straight."""
+        return self._at
+
     def __call__(self, counts: Any) -> Numbers:
         """Seconds at these counts: 0 while nothing was observed, so that what was never tried gets tried."""
         counts = np.asarray(counts, np.float64)
@@ -136,17 +141,27 @@ class Costs:
 
     def __init__(self, rows: int, sequences: int) -> None:
         """`rows` of the largest step, and its sequences."""
-        self.step, self.rest = StepCost(rows), Curve(sequences)
+        self.step = StepCost(rows)
         self._draft: dict[int, Curve] = defaultdict(lambda: Curve(sequences))
+        self._rest: dict[str, Curve] = defaultdict(lambda: Curve(sequences))
 
     def draft(self, sequences: int, levels: int) -> float:
         """Seconds of a draft of so many depths."""
         return float(self._draft[levels](sequences)) if sequences else 0.0
 
-    def observe(self, size: StepSize, seconds: dict[str, float], whole: float, drafted: int, levels: int) -> None:
-        """A round took `whole` seconds, and so many in its stages; so many of its sequences had a draft of these depths."""
+    def rest(self, kind: str, sequences: int) -> float:
+        """Seconds of the rest of a round of this kind, where it was never tried of that which takes least."""
+        if self._rest[kind].known:
+            return float(self._rest[kind](sequences))
+        return min((float(curve(sequences)) for curve in self._rest.values() if curve.known), default=0.0)
+
+    def observe(
+        self, size: StepSize, seconds: dict[str, float], whole: float, drafted: int, levels: int, kind: str
+    ) -> None:
+        """A round of this kind took `whole` seconds, and so many in its stages; so many of its sequences had a draft of these
+        depths."""
         draft = seconds["draft"] + seconds["commit"] if drafted else 0.0  # paths of trees alone are moved
         self.step.observe(size, seconds["verify"])
         if drafted:
             self._draft[levels].observe(drafted, draft)
-        self.rest.observe(size.sequences, max(0.0, whole - seconds["verify"] - draft))
+        self._rest[kind].observe(size.sequences, max(0.0, whole - seconds["verify"] - draft))

@@ -24,6 +24,7 @@ def lay_out_masks(
     if not asking:
         return None
     nodes = None if tree is None else torch.stack((tree.tokens, tree.parent)).tolist()
+    counts = [] if tree is None else tree.n_nodes.tolist()
     place = {i: offsets[trees] + k for k, i in enumerate(drawn)}  # of a prompt's row among the wanted ones
     masks: dict[bytes, int] = {}  # many nodes have the same one: it travels once
     rows, which = [], []
@@ -31,7 +32,9 @@ def lay_out_masks(
         grammar = entries[i].sequence.grammar
         assert grammar is not None
         drafted = nodes is not None and i < trees
-        tokens, parents = (nodes[0][i], nodes[1][i]) if nodes is not None and drafted else ([0], [-1])
+        tokens, parents = [0], [-1]
+        if nodes is not None and drafted:
+            tokens, parents = (of[i][: counts[i]] for of in nodes)
         for node, mask in grammar.masks(tokens, parents).items():
             rows.append(place.get(i, offsets[i]) + node)
             which.append(masks.setdefault(mask, len(masks)))

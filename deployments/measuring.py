@@ -54,7 +54,8 @@ class _Timed:
         budgets = [rows - 1 for _, rows in sequences] if trees else []
         took = []
         for _ in range(RUNS):
-            layout = lay_out(entries, budgets, self._pages.page_size, self._pages.pages)
+            width = max(budgets, default=0) + 1
+            layout = lay_out(entries, budgets, width, self._pages.page_size, self._pages.pages)
             laid = layout.batch(_chains(budgets) if trees else None)
             laid.gather()
             batch = replace(laid.batch, sampling=None)  # draw at every row, as for trees

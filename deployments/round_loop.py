@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, TreeBatch, lay_out
-from ddtree.deployments.budgets import Budgets, Chosen, size_of
+from ddtree.deployments.budgets import Budgets, Choice, Chosen, size_of
 from ddtree.deployments.costs import StepSize
 from ddtree.deployments.errors import GrammarError
 from ddtree.deployments.forced import forced
@@ -32,7 +33,7 @@ from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import DraftItem, FeatureSlice
 from ddtree.kernels import AcceptedPath, DraftTree, share_noise, tree_accept, tree_build, tree_builder, tree_walker
-from ddtree.kernels.tree import Allocate, prefix
+from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,9 @@ class Round:
     announced: TreeBatch | None = None  # the batch, then, where the verifier knows of it
     numbers: tuple[Tensor, ...] | None = None  # what trees are built from beside candidates, where that was made ready
     builder: Callable[[Tensor, Tensor], DraftTree] | None = None  # all but the candidates, then
-    chosen: Chosen | None = None  # of trees whose budget adapts
+    choice: Choice | None = None  # of nodes, where budgets adapt
+    built: tuple[DraftTree, tuple[Tensor, Tensor]] | None = None  # and what they are to be chosen from, candidates last
+    chosen: Chosen | None = None
     drafted: int = 0  # sequences with a draft
 
 
@@ -113,6 +116,7 @@ class Drawn:
 
     y: list[int]  # by sampling row
     paths: list[list[int]]  # accepted nodes, by tree
+    accepted: AcceptedPath | None  # where there were trees
 
 
 class RoundLoop:
@@ -238,6 +242,7 @@ class RoundLoop:
         started = time.perf_counter()
         self.verifier.start(laid.batch)
         self._send()
+        self._think(work)
         for entry in entries:
             entry.sequence.flying = True
         self._flight = Flight(work, layout, laid, self._walker(laid.tree), started, size)
@@ -254,7 +259,7 @@ class RoundLoop:
         self._features, self._new_context = reference, {}
         drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
         if self._budgets and work.chosen:
-            self._budgets.note(work.chosen, [entry.sequence for entry in work.trees], drawn.paths)
+            self._budgets.note(work.chosen, drawn.accepted, drawn.paths)
             self.totals.forecast_tokens += sum(work.chosen.expected)
             self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
         self._settle(work, flight.layout, drawn, result.logprobs)
@@ -267,6 +272,13 @@ class RoundLoop:
         value = run()
         work.seconds[stage] = time.perf_counter() - begin
         return value
+
+    def _think(self, work: Round) -> None:
+        """About budgets, while the verifier computes."""
+        if self._budgets:
+            if work.choice and work.built and not work.chosen:  # their nodes were chosen before the draft
+                work.chosen = self._budgets.choose(work.choice, *work.built)
+            self._budgets.think(self.scheduler.running, work.chosen)
 
     def _prepare_budgets(self) -> None:
         if self._budgets:
@@ -299,13 +311,15 @@ class RoundLoop:
             if entry.budget and sequence.drafter:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=True))
                 wanted.setdefault(sequence.drafter, []).append(i)
-        self._start_drafts(items, {entry.sequence.id for entry in work.trees})
+        self._start_drafts(items)
         if items:
             self._send()
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
-        if not _adapt(work.trees, expected):
-            work.layout = self._lay_out(work, expected)
+        if self._budgets and _adapt(work.trees, expected):
+            work.choice = self._budgets.begin(work.entries, expected)
+        if not (self._budgets and work.choice and self._budgets.after):
+            work.layout = self._lay_out(work, expected, max(self._sizes(work, expected), default=0))
             self._announce(work, expected)
         found: list[tuple[list[int], Tensor, Tensor]] = []
         for drafter_id in items:
@@ -314,7 +328,7 @@ class RoundLoop:
                 found.append((wanted[drafter_id], *answer))
         candidates = self._merge(work, found)
         if work.budgets != expected:  # a draft that was started did not come
-            work.layout = work.announced = work.numbers = work.builder = None
+            work.layout = work.announced = work.numbers = work.builder = work.choice = None
         return candidates
 
     def _announce(self, work: Round, budgets: list[int]) -> None:
@@ -323,33 +337,43 @@ class RoundLoop:
         if room is None or self._flight or not any(budgets) or any(e.sequence.grammar for e in work.entries):
             return
         assert work.layout
-        levels = self.scheduler.limits.horizon
-        tree = DraftTree.allocate(len(budgets), levels, max(budgets), room)
+        levels, sizes = self.scheduler.limits.horizon, self._sizes(work, budgets)
+        tree = DraftTree.allocate(len(sizes), levels, max(sizes), room)
         work.announced = work.layout.batch(tree, empty=room)
         self.verifier.announce(work.announced.batch)
         if self._candidates and self._candidates[0] == levels:  # the last drafts had all depths, as these will
-            work.numbers, shape = self._numbers(work, budgets), (len(budgets), *self._candidates)
-            work.builder = tree_builder(shape, *work.numbers, max_budget=max(budgets), out=tree)
+            work.numbers, shape = self._numbers(work, sizes), (len(sizes), *self._candidates)
+            work.builder = tree_builder(shape, *work.numbers, max_budget=max(sizes), out=tree)
 
     def _feed(self) -> None:
         """Give the drafters their new context and ask for nothing: the round that ends next has features of its own."""
         items: dict[str, list[DraftItem]] = {}
-        self._start_drafts(items, set())
+        self._start_drafts(items)
         for drafter_id in items:
             self._drafter_call(drafter_id, lambda drafter: drafter.result())
 
-    def _start_drafts(self, items: dict[str, list[DraftItem]], decoding: set[str]) -> None:
-        """Ask the drafters; of sequences that are not `decoding` (prompts, those left out of a round) feed the context alone."""
+    def _start_drafts(self, items: dict[str, list[DraftItem]]) -> None:
+        """Ask the drafters; of sequences that want no draft now (prompts, those left out of a round) feed the context alone."""
+        asked = {item.sequence for part in items.values() for item in part}
         for sequence in self.scheduler.running:
-            if sequence.drafter and sequence.id in self._new_context and sequence.id not in decoding:
+            if sequence.drafter and sequence.id in self._new_context and sequence.id not in asked:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=False))
         self._new_context = {}  # what was not taken is of sequences that begin anew or end
         for drafter_id, part in items.items():
             self._drafter_call(drafter_id, partial(_start, part, self._features))
 
-    def _lay_out(self, work: Round, budgets: list[int]) -> Layout:
+    def _sizes(self, work: Round, budgets: list[int]) -> list[int]:
+        """Nodes that trees are built with, of which so many will be verified. Where these are chosen before the draft it is the
+        others that say whether they are enough; a grammar would have to allow what follows each of them."""
+        if not (self._budgets and work.choice) or self._budgets.after or any(e.sequence.grammar for e in work.trees):
+            return budgets
+        adapts = [entry.sequence.request.adapts for entry in work.trees]
+        return [max(n, self._budgets.grown) if n and own else n for n, own in zip(budgets, adapts, strict=True)]
+
+    def _lay_out(self, work: Round, budgets: list[int], size: int) -> Layout:
+        """With trees built with up to `size` nodes, of which so many are verified."""
         pages = self.scheduler.pages
-        return lay_out(work.entries, budgets, pages.page_size, scratch_page=pages.pages)
+        return lay_out(work.entries, budgets, size + 1, pages.page_size, scratch_page=pages.pages)
 
     def _drafter_call(self, drafter_id: str, call: Callable[[DrafterPeer], Any]) -> Any:
         drafter = self.drafters.get(drafter_id)
@@ -400,7 +424,8 @@ class RoundLoop:
         root."""
         room = None if work.announced else self.verifier.room()
         tree = None if candidates is None else self._trees(work, forced(candidates, work.trees), room)
-        layout, laid = work.layout or self._lay_out(work, work.budgets), work.announced
+        size = 0 if tree is None else tree.tokens.shape[1] - 1
+        layout, laid = work.layout or self._lay_out(work, work.budgets, size), work.announced
         if laid is None:
             masks = lay_out_masks(work.entries, layout.row_offsets, layout.trees, layout.drawn, tree)
             laid = layout.batch(tree, masks, room)
@@ -408,24 +433,31 @@ class RoundLoop:
         return layout, laid
 
     def _trees(self, work: Round, candidates: tuple[Tensor, Tensor], room: Allocate | None) -> DraftTree | None:
-        numbers = work.numbers or self._numbers(work, work.budgets)
+        if self._budgets and not work.choice and _adapt(work.trees, work.budgets):
+            work.choice = self._budgets.begin(work.entries, work.budgets)
+        sizes = self._sizes(work, work.budgets)
+        numbers = work.numbers or self._numbers(work, sizes)
         draws = [entry.sequence.request.sampling for entry in work.trees]
         if self._shares_noise and not all(p.greedy for p in draws):
             scales = [0.0 if p.greedy else NOISE_SHARE * p.temperature for p in draws]
             seeds, scale = self._memory.draws([p.seed for p in draws], scales)
             candidates = share_noise(*candidates, seeds, numbers[1], scale)
+        if work.announced:
+            candidates = _deepened(candidates, self.scheduler.limits.horizon)
         _, levels, k = candidates[0].shape
         before, self._candidates = self._candidates, (levels, k)
         if work.builder and before == self._candidates:
-            return work.builder(*candidates)
-        size = len(draws), levels, max(work.budgets)
-        if self._budgets and _adapt(work.trees, work.budgets):
-            tree = tree_build(*candidates, *numbers, max_budget=size[-1])
-            work.chosen = self._budgets.choose(work.entries, work.budgets, tree, candidates)
+            tree = work.builder(*candidates)
+        else:
+            out = work.announced.tree if work.announced else None
+            if room and not work.choice:
+                out = DraftTree.allocate(len(sizes), levels, max(sizes), room)
+            tree = tree_build(*candidates, *numbers, max_budget=max(sizes), out=out)
+        work.built = tree, candidates
+        if self._budgets and work.choice and self._budgets.after:
+            work.chosen = self._budgets.choose(work.choice, tree, candidates)
             work.budgets = work.chosen.nodes
-            return prefix(tree, work.budgets) if any(work.budgets) else None
-        out = work.announced.tree if work.announced else room and DraftTree.allocate(*size, room)
-        return tree_build(*candidates, *numbers, max_budget=size[-1], out=out)
+        return tree if any(work.budgets) else None
 
     def _numbers(self, work: Round, budgets: list[int]) -> tuple[Tensor, ...]:
         """root, seq_len and budget of the trees [B]."""
@@ -442,13 +474,13 @@ class RoundLoop:
         """The walk down each tree. The host waits for nothing else."""
         y = result.drawn.tolist()
         if flight.walk is None:
-            return Drawn(y, [[0]] * flight.layout.trees)
+            return Drawn(y, [[0]] * flight.layout.trees, None)
         on_nodes = flight.laid.tree_y(result.y)
         accepted = flight.walk(on_nodes)
         if on_nodes.is_cuda:
             torch.cuda.current_stream(on_nodes.device).synchronize()
         walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)
-        return Drawn(y, [path[:n] for path, n in walks])
+        return Drawn(y, [path[:n] for path, n in walks], accepted)
 
     def _settle(self, work: Round, layout: Layout, drawn: Drawn, logprobs: Logprobs | None) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""
@@ -544,6 +576,16 @@ class RoundLoop:
         self._new_context.pop(sequence.id, None)
         if sequence.drafter:
             self._drafter_call(sequence.drafter, lambda drafter: drafter.release([sequence.id]))
+
+
+def _deepened(candidates: tuple[Tensor, Tensor], levels: int) -> tuple[Tensor, Tensor]:
+    """With so many depths [B, L, K], the last of which may have no candidates."""
+    missing = (0, 0, 0, levels - candidates[0].shape[1])
+    return (
+        (pad(candidates[0], missing, value=-torch.inf), pad(candidates[1], missing, value=-1))
+        if missing[-1]
+        else candidates
+    )
 
 
 def _adapt(trees: list[Entry], budgets: list[int]) -> bool:

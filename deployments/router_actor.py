@@ -72,7 +72,9 @@ class RouterActor:
         self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
         self._rows = step_rows(config)[0]
         costs = Costs(self._rows, config.scheduler.max_sequences)
-        self._budgets = Budgets(costs, config.tree.max_budget, models.horizon) if models.drafter else None
+        self._budgets: Budgets | None = None
+        if models.drafter:
+            self._budgets = Budgets(costs, config.tree.max_budget, models.horizon, config.verifier.device)
         self._loop = RoundLoop(
             self._scheduler,
             self._emit,

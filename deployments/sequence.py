@@ -29,6 +29,7 @@ class Record:
     pays: float = 2.0  # seconds that its drafts save by those that they take, averaged; begins in its favour
     failures: int = 0  # so many times they did not pay
     rest: int = 0  # rounds until they are tried again
+    planned: int | None = None  # nodes of its next tree, where that is said before the draft
 
     @property
     def luck(self) -> float:
@@ -92,6 +93,11 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         return self.pending == 1 and self.generated > 0
+
+    @property
+    def accepts(self) -> float:
+        """Draft tokens of it that a round accepted so far, on average."""
+        return self.stats.accepted_tokens / max(1, self.stats.rounds)
 
     @property
     def generated(self) -> int:

@@ -73,11 +73,12 @@ def test_a_round_is_its_step_its_draft_and_the_rest() -> None:
     costs = Costs(128, 8)
     costs.step.measured([(StepSize(1), 0.01), (StepSize(128), 0.02)])
     stages = {"draft": 0.004, "build": 0.001, "verify": 0.014, "accept": 0.001, "commit": 0.001}
-    costs.observe(StepSize(64, 4), stages, 0.022, drafted=4, levels=8)
-    assert (
-        costs.draft(4, 8) == pytest.approx(0.005)
-        and costs.draft(4, 4) == costs.draft(0, 8) == 0
-        and costs.rest(4) == pytest.approx(0.003)
-    )
-    costs.observe(StepSize(64, 2), {**stages, "draft": 0.5}, 0.022, drafted=0, levels=8)
+    costs.observe(StepSize(64, 4), stages, 0.022, drafted=4, levels=8, kind="after")
+    assert costs.draft(4, 8) == pytest.approx(0.005)
+    assert costs.draft(4, 4) == costs.draft(0, 8) == 0
+    assert costs.rest("after", 4) == costs.rest("before", 4) == pytest.approx(0.003), "as long as nobody knows better"
+    costs.observe(StepSize(64, 4), {**stages, "draft": 0.5}, 0.022, drafted=0, levels=8, kind="plain")
     assert costs.draft(4, 8) == pytest.approx(0.005), "what was no draft is none's cost"
+    costs.observe(StepSize(64, 4), stages, 0.021, drafted=4, levels=8, kind="before")
+    assert costs.rest("before", 4) == pytest.approx(0.002) and costs.rest("after", 4) == pytest.approx(0.003)
+    assert costs.rest("plain", 4) == pytest.approx(0.008)

@@ -252,7 +252,7 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tree = tree_build(logprobs, ids, numbers, numbers, numbers, max_budget=40, out=room)
     sequences[4].computed = 0
     entries[4] = Entry(sequences[4], 70 + 41, 0, finishes=True)  # as many rows as there can be
-    laid = lay_out(entries, [40] * 4, 4, scratch_page=0).batch(tree, empty=partial(router.empty, dtype=torch.int32))
+    laid = lay_out(entries, [40] * 4, 41, 4, scratch_page=0).batch(tree, empty=partial(router.empty, dtype=torch.int32))
     laid.gather()
     batch = laid.batch
     rows = len(batch.tokens)

@@ -227,16 +227,21 @@ class Engine:
 
 
 class Whims(Costs):
-    """Learns nothing and changes its mind: drafts cost next to nothing, then too much, and rows whatever they like."""
+    """Learns nothing and changes its mind: drafts cost next to nothing, then too much, rows whatever they like, and now it takes
+    long to choose nodes after a draft, now before it."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(rows=256, sequences=8)
-        self._random, self._seconds = np.random.default_rng(seed), 0.0
+        self._random, self._seconds, self._slow = np.random.default_rng(seed), 0.0, "before"
 
     def draft(self, sequences: int, levels: int) -> float:
         return self._seconds if sequences else 0.0
 
+    def rest(self, kind: str, sequences: int) -> float:
+        return 0.01 * (kind == self._slow)
+
     def observe(self, *_: object) -> None:
+        self._slow = self._random.choice(["before", "after"])
         self.step, self._seconds = StepCost(256), self._random.choice([0.0, 0.001, 0.05])
         for rows in (1, 8, 64):
             self.step.rows.observe(rows, self._random.uniform(0.001, 0.03))
