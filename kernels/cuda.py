@@ -172,29 +172,23 @@ class _TreeWalker:
         return self._out
 
 
-def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: AcceptanceTable, prices: Prices) -> Selection:
-    (batch, nodes), (_, levels, k), device = tree.tokens.shape, logprobs.shape, tree.tokens.device
-    logprobs, ids = logprobs.contiguous(), ids.contiguous()
-    given = native.SelectInput(logprobs.data_ptr(), ids.data_ptr(), batch, nodes, levels, k, tree.max_depth)
+def tree_select(tree: DraftTree, table: AcceptanceTable, prices: Prices) -> Selection:
+    (batch, nodes), device = tree.tokens.shape, tree.tokens.device
     costs = [getattr(prices, field[0]).contiguous() for field in native.Prices._fields_[:-1]]
     gains = torch.empty(batch, nodes - 1, device=device)
     found = Selection(gains, _int32(gains.shape, device), _int32((batch,), device), torch.empty(batch, device=device))
     outputs = (x.data_ptr() for x in (found.gains, found.cells, found.nodes, found.expected))
+    given = native.Tree(*(getattr(tree, field[0]).data_ptr() for field in native.Tree._fields_))
     with torch.cuda.device(device):
         space = _bytes(library().size("tree_select_workspace", batch, nodes), device)
-        structures = (
-            native.Tree(*(getattr(tree, field[0]).data_ptr() for field in native.Tree._fields_)),
-            _acceptance(table),
-            native.Prices(*(x.data_ptr() for x in costs), len(costs[-1])),
-        )
+        known = (_acceptance(table), native.Prices(*(x.data_ptr() for x in costs), len(costs[-1])))
+        last = (*outputs, space.data_ptr(), len(space), _stream(tree.tokens))
         try:
-            library().call(
-                "tree_select", given, *structures, *outputs, space.data_ptr(), len(space), _stream(tree.tokens)
-            )
+            library().call("tree_select", given, batch, nodes, tree.max_depth, *known, *last)
         except native.KernelError as error:
             if error.status != native.UNSUPPORTED_SHAPE:
                 raise
-            return reference.tree_select(tree, logprobs, ids, table, prices)
+            return reference.tree_select(tree, table, prices)
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_K = 1024
 MAX_BUDGET = 1023
 MAX_LEVELS = 64
@@ -40,7 +40,7 @@ class BuildInput(Structure):
 class Tree(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "parent", "depth", "position", "first_child", "next_sibling")),
-        *((name, c_void_p) for name in ("ancestors", "n_nodes")),
+        *((name, c_void_p) for name in ("ancestors", "n_nodes", "score")),
     ]
 
 
@@ -54,13 +54,6 @@ class Acceptance(Structure):
 
 class Prices(Structure):
     _fields_ = [*((name, c_void_p) for name in ("kind", "luck", "most", "price", "at", "cost")), ("knots", c_int32)]
-
-
-class SelectInput(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("logprobs", "ids")),
-        *((name, c_int32) for name in ("batch", "nodes", "levels", "k", "max_depth")),
-    ]
 
 
 class Cache(Structure):
@@ -106,7 +99,7 @@ _SIGNATURES: dict[str, tuple] = {
     "kdtree_tree_build": (POINTER(BuildInput), POINTER(Tree), *_SPACE, c_void_p),
     "kdtree_tree_select_workspace": (c_int32, c_int32, POINTER(c_size_t)),
     "kdtree_tree_select": (
-        *(POINTER(SelectInput), POINTER(Tree), POINTER(Acceptance), POINTER(Prices)),
+        *(POINTER(Tree), c_int32, c_int32, c_int32, POINTER(Acceptance), POINTER(Prices)),
         *(*[c_void_p] * 4, *_SPACE, c_void_p),
     ),
     "kdtree_tree_learn": (

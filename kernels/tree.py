@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 WORD_BITS = 32
@@ -34,6 +35,7 @@ class DraftTree:
     next_sibling: Tensor  # [B, N+1] int32 node index; -1: none
     ancestors: Tensor  # [B, N+1, W] int32 holding uint32 bits, LSB first, self included; 0 in padding
     n_nodes: Tensor  # [B] int32 number of nodes, root included
+    score: Tensor  # [B, N+1] float32 sum of the path's log-probs; 0 at the root and in padding
     max_depth: int  # D: no node can be deeper, whatever the data; sizes AcceptedPath.path
 
     @classmethod
@@ -42,8 +44,8 @@ class DraftTree:
         size = max_budget + 1
         tokens, parent, depth, position, first_child, next_sibling = (empty((batch, size)) for _ in range(6))
         ancestors, n_nodes = empty((batch, size, ancestor_words(size))), empty((batch,))
-        deepest = min(levels, max_budget)
-        return cls(tokens, parent, depth, position, first_child, next_sibling, ancestors, n_nodes, deepest)
+        score, deepest = empty((batch, size)).view(torch.float32), min(levels, max_budget)
+        return cls(tokens, parent, depth, position, first_child, next_sibling, ancestors, n_nodes, score, deepest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ costs is the caller's to say."""
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ddtree.kernels.checks import check, check_int32, check_reachable
 from ddtree.kernels.dispatch import implementation
@@ -12,7 +11,7 @@ from ddtree.kernels.selection import AcceptanceTable, Prices, Selection
 from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 
-def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: AcceptanceTable, prices: Prices) -> Selection:
+def tree_select(tree: DraftTree, table: AcceptanceTable, prices: Prices) -> Selection:
     """Keeps of all trees together the nodes for which expected tokens less what they cost is largest, and cuts the others off.
 
     All nodes compete in one order: chance of acceptance, no higher than that of the nodes before it in its tree, less its
@@ -21,9 +20,8 @@ def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: Acceptanc
     1 / rate seconds, rate being the best that such steps give, this is the choice that gives it (Dinkelbach 1967).
 
     Args:
-        tree: B trees, as `tree_build` made them of these candidates. Cut in place: `n_nodes`, `first_child` and `next_sibling`
-            change; what lies beyond `n_nodes` means nothing afterwards.
-        logprobs, ids: [B, L, K] float32 and int32.
+        tree: B trees, as `tree_build` made them. Cut in place: `n_nodes`, `first_child` and `next_sibling` change; what lies
+            beyond `n_nodes` means nothing afterwards.
         table, prices: what is in `prices` may lie in pinned host memory where the trees are on a GPU.
 
     Returns:
@@ -34,10 +32,6 @@ def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: Acceptanc
         ValueError: wrong shape, dtype or device.
     """
     device = tree.tokens.device
-    check("logprobs", logprobs, (tree.tokens.shape[0], None, None), (torch.float32,), device)
-    check_int32("ids", ids, tuple(logprobs.shape), device)
-    if logprobs.shape[1] < tree.max_depth:
-        raise ValueError(f"logprobs has {logprobs.shape[1]} levels and the trees have {tree.max_depth}.")
     _check_table(table, device)
     batch, knots = tree.tokens.shape[0], prices.at.shape[0]
     check_reachable("prices.kind", prices.kind, (batch,), device)
@@ -48,7 +42,7 @@ def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: Acceptanc
     check_reachable("prices.cost", prices.cost, (knots,), device, torch.float64)
     if not knots:
         raise ValueError("prices.at is empty; say at least what no nodes cost.")
-    return implementation(device).tree_select(tree, logprobs, ids, table, prices)
+    return implementation(device).tree_select(tree, table, prices)
 
 
 def tree_learn(table: AcceptanceTable, tree: DraftTree, selection: Selection, accepted: AcceptedPath) -> None:

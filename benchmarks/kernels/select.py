@@ -49,28 +49,26 @@ def run(report: Report, _: Peers) -> None:
 
 class _Call:
     def __init__(self, batch: int, seed: int) -> None:
-        drafted = Candidates.random(batch, seed)
-        self._candidates = drafted.logprobs, drafted.ids
-        self._whole = drafted.tree(BUDGET)
+        self._whole = Candidates.random(batch, seed).tree(BUDGET)
         self._table = AcceptanceTable.empty(2, 8, EDGES.cuda())
         self._prices = _prices(batch, 1e-9)  # all nodes compete and stay, so every call finds the same trees
         self._tree = _copy(self._whole)
-        self._found = tree_select(self._tree, *self._candidates, self._table, self._prices)
+        self._found = tree_select(self._tree, self._table, self._prices)
         path = torch.zeros(batch, self._tree.max_depth + 1, dtype=torch.int32, device="cuda")
         self._accepted = AcceptedPath(path, full(batch, 1), full(batch, 0))
 
     def __call__(self) -> Tensor:
-        return tree_select(self._tree, *self._candidates, self._table, self._prices).nodes
+        return tree_select(self._tree, self._table, self._prices).nodes
 
     def host(self) -> Tensor:
-        return reference.tree_select(self._tree, *self._candidates, self._table, self._prices).nodes
+        return reference.tree_select(self._tree, self._table, self._prices).nodes
 
     def learn(self) -> None:
         tree_learn(self._table, self._tree, self._found, self._accepted)
 
     def check(self) -> None:
         tree, prices = _copy(self._whole), _prices(len(self._whole.tokens), 0.1)
-        found = tree_select(tree, *self._candidates, self._table, prices)
+        found = tree_select(tree, self._table, prices)
         gains, has = found.gains.cpu().numpy(), self._whole.n_nodes.cpu().numpy() - 1
         nodes, expected = select_nodes(gains, has, prices)
         assert found.nodes.tolist() == nodes.tolist(), "not the nodes of the definition"

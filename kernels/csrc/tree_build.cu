@@ -211,7 +211,7 @@ int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_tree *out, 
     const BuildSizes sizes = sizes_of(*in);
     if ((sizes.levels && (!in->logprobs || !in->ids)) || !in->root || !in->seq_len || !in->budget) return KDTREE_BAD_ARGUMENT;
     if (!out->tokens || !out->parent || !out->depth || !out->position || !out->first_child || !out->next_sibling ||
-        !out->ancestors || !out->n_nodes) {
+        !out->ancestors || !out->n_nodes || !out->score) {
         return KDTREE_BAD_ARGUMENT;
     }
     if (is_small(sizes)) return launch_small(*in, *out, sizes, stream);

@@ -42,6 +42,7 @@ struct Answer {  // by node index; entry 0 is the root
     uint16_t parent[kNodes], rank[kNodes];
     uint16_t first_child[kNodes], next_sibling[kNodes];  // 0: none
     uint8_t depth[kNodes];
+    float score[kNodes];
 };
 
 #ifdef __CUDACC__

@@ -119,7 +119,10 @@ __device__ __forceinline__ void grow_best_first(const BuildSizes &sizes, const f
         entry =
             choose(take_after, after, choose(take_lesser, lesser, choose(stay, entry, choose(take_greater, greater, before))));
     }
-    if (leads) shared<Popped>(self).place = place;
+    if (leads) {
+        shared<Popped>(self).place = place;
+        shared<Popped>(self).cost = node_cost;
+    }
 }
 
 }  // namespace kdtree

@@ -17,7 +17,7 @@ __device__ __forceinline__ int grow_frontier(const BuildSizes &sizes, const floa
     uint16_t *const last_child = work.node;  // the one before
     const int lane = lane_id();
     const auto start = [&](int node, float its_score, uint32_t its_key, int parent, int rank, int depth) {
-        work.found[node].score = its_score;
+        work.found[node].score = answer.score[node] = its_score;
         key[node] = its_key;
         next_rank[node] = last_child[node] = 0;
         answer.parent[node] = static_cast<uint16_t>(parent);

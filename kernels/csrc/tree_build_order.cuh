@@ -102,10 +102,14 @@ __device__ __forceinline__ int order_nodes(Work<kThreads> &work, int count, int 
         answer.parent[place[i]] = static_cast<uint16_t>(parent);
         answer.rank[place[i]] = static_cast<uint16_t>(rank);
         answer.depth[place[i]] = static_cast<uint8_t>(mine[i].depth());
+        answer.score[place[i]] = mine[i].score;
         // Siblings were found one after the other.
         (rank == 0 ? answer.first_child[parent] : answer.next_sibling[work.node[node - 1]]) = static_cast<uint16_t>(place[i]);
     }
-    if (threadIdx.x == 0) answer.parent[0] = answer.rank[0] = answer.depth[0] = 0;
+    if (threadIdx.x == 0) {
+        answer.parent[0] = answer.rank[0] = answer.depth[0] = 0;
+        answer.score[0] = 0;
+    }
     __syncthreads();
     return kept;
 }

@@ -55,6 +55,7 @@ __device__ __forceinline__ void write_small_fields(const kdtree_tree &out, const
         out.parent[at] = is_child ? parent : -1;
         out.depth[at] = depth;
         out.position[at] = is_node ? seq_len + depth : 0;
+        out.score[at] = is_child ? -work.popped[node].cost : 0.0f;
     }
     if (node == 0) out.n_nodes[blockIdx.x] = work.made + 1;
     named_sync(1, kSmallNodes);

@@ -79,6 +79,7 @@ __device__ __forceinline__ void write_fields(const kdtree_tree &out, const Build
     const auto link = [](int node) { return node ? node : -1; };
     for (int node = threadIdx.x; node < sizes.size; node += kThreads) {
         int32_t token = 0, parent = -1, depth = 0, position = 0, first_child = -1, next_sibling = -1;
+        float score = 0;
         if (node < nodes) {
             depth = answer.depth[node];
             position = seq_len + depth;
@@ -86,6 +87,7 @@ __device__ __forceinline__ void write_fields(const kdtree_tree &out, const Build
             next_sibling = link(answer.next_sibling[node]);
             token = node ? tokens[(depth - 1) * sizes.stride + answer.rank[node]] : root;
             if (node) parent = answer.parent[node];
+            score = answer.score[node];
         }
         out.tokens[at + node] = token;
         out.parent[at + node] = parent;
@@ -93,6 +95,7 @@ __device__ __forceinline__ void write_fields(const kdtree_tree &out, const Build
         out.position[at + node] = position;
         out.first_child[at + node] = first_child;
         out.next_sibling[at + node] = next_sibling;
+        out.score[at + node] = score;
     }
     if (threadIdx.x == 0) out.n_nodes[blockIdx.x] = nodes;
 }

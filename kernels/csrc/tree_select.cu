@@ -23,9 +23,7 @@ struct Worth {
 
 struct SelectCall {
     kdtree_tree tree;
-    const float *logprobs;  // [batch, levels, k]
-    const int32_t *ids;     // [batch, levels, k]
-    int batch, nodes /* N */, levels, k, max_depth;
+    int batch, nodes /* N */, max_depth;
     kdtree_acceptance table;
     kdtree_prices prices;
     int run, size;       // places of a tree in the order to come, and of all: powers of two
@@ -42,16 +40,6 @@ __device__ int64_t price_of(double tokens) {
     return static_cast<int64_t>(rint(fmin(fmax(tokens, 0.0), kLargestPrice) * kUnits));
 }
 
-// The rank of a node's token among the candidates of its depth; k where it is none. By a warp.
-__device__ int find(const int32_t *ids, int k, int32_t token) {
-    for (int begin = 0; begin < k; begin += 32) {
-        const int at = begin + static_cast<int>(threadIdx.x) % 32;
-        const unsigned found = __ballot_sync(kAllLanes, at < k && ids[at] == token);
-        if (found) return begin + __ffs(static_cast<int>(found)) - 1;
-    }
-    return k;
-}
-
 __global__ void __launch_bounds__(kGainThreads) gains_kernel(const SelectCall call) {
     __shared__ float gain[kMaxSelectNodes + 1], said[kMaxSelectNodes + 1];
     __shared__ int16_t depth[kMaxSelectNodes + 1], parent[kMaxSelectNodes + 1];
@@ -62,15 +50,12 @@ __global__ void __launch_bounds__(kGainThreads) gains_kernel(const SelectCall ca
     const int tree = blockIdx.x, thread = threadIdx.x;
     const int64_t first = static_cast<int64_t>(tree) * (call.nodes + 1), row = static_cast<int64_t>(tree) * call.nodes;
     const int count = call.tree.n_nodes[tree];
-    for (int node = 1 + thread / 32; node < count; node += kGainThreads / 32) {  // a warp each
-        const int level = call.tree.depth[first + node] - 1;
-        const int64_t candidates = (static_cast<int64_t>(tree) * call.levels + level) * call.k;
-        const int rank = find(call.ids + candidates, call.k, call.tree.tokens[first + node]);
-        if (thread % 32) continue;
-        depth[node] = static_cast<int16_t>(level + 1);
-        parent[node] = static_cast<int16_t>(call.tree.parent[first + node]);
-        said[node] = rank < call.k ? call.logprobs[candidates + rank] : -INFINITY;
-        straight[node] = rank == 0;
+    for (int node = 1 + thread; node < count; node += kGainThreads) {
+        const int above = call.tree.parent[first + node];
+        depth[node] = static_cast<int16_t>(call.tree.depth[first + node]);
+        parent[node] = static_cast<int16_t>(above);
+        said[node] = call.tree.score[first + node] - call.tree.score[first + above];
+        straight[node] = call.tree.first_child[first + above] == node;
     }
     if (thread == 0) {
         gain[0] = 1.0f;
@@ -335,44 +320,42 @@ int32_t kdtree_tree_select_workspace(int32_t batch, int32_t nodes, size_t *bytes
     return KDTREE_OK;
 }
 
-int32_t kdtree_tree_select(const kdtree_select_input *in, const kdtree_tree *tree, const kdtree_acceptance *table,
-                           const kdtree_prices *prices, float *gains, int32_t *cells, int32_t *kept, float *expected,
-                           void *workspace, size_t workspace_bytes, kdtree_stream stream) {
+int32_t kdtree_tree_select(const kdtree_tree *tree, int32_t batch, int32_t nodes, int32_t max_depth,
+                           const kdtree_acceptance *table, const kdtree_prices *prices, float *gains, int32_t *cells,
+                           int32_t *kept, float *expected, void *workspace, size_t workspace_bytes, kdtree_stream stream) {
     using namespace kdtree;
-    if (!in || !tree || !prices || in->levels < 0 || in->k < 0 || in->max_depth < 0 || prices->knots < 1) {
-        return KDTREE_BAD_ARGUMENT;
-    }
-    KDTREE_TRY(check(table, in->batch, in->nodes));
-    if (in->max_depth > in->levels) return KDTREE_BAD_ARGUMENT;
-    if (in->batch == 0) return KDTREE_OK;
+    if (!tree || !prices || max_depth < 0 || prices->knots < 1) return KDTREE_BAD_ARGUMENT;
+    KDTREE_TRY(check(table, batch, nodes));
+    if (batch == 0) return KDTREE_OK;
     if (prices->knots > kMaxKnots) return KDTREE_UNSUPPORTED_SHAPE;
-    const int nodes = in->nodes - 1;
-    const bool some = nodes > 0 && in->levels && in->k;
-    if (!tree->tokens || !tree->parent || !tree->depth || !tree->first_child || !tree->next_sibling || !tree->n_nodes ||
-        (some && (!in->logprobs || !in->ids)) || !prices->kind || !prices->luck || !prices->most || !prices->price ||
-        !prices->at || !prices->cost || (nodes && (!gains || !cells)) || !kept || !expected || !workspace) {
+    if (!tree->parent || !tree->depth || !tree->first_child || !tree->next_sibling || !tree->n_nodes || !tree->score ||
+        !prices->kind || !prices->luck || !prices->most || !prices->price || !prices->at || !prices->cost ||
+        (nodes > 1 && (!gains || !cells)) || !kept || !expected || !workspace) {
         return KDTREE_BAD_ARGUMENT;
     }
     size_t needed;
-    KDTREE_TRY(kdtree_tree_select_workspace(in->batch, in->nodes, &needed));
+    KDTREE_TRY(kdtree_tree_select_workspace(batch, nodes, &needed));
     if (workspace_bytes < needed) return KDTREE_WORKSPACE_TOO_SMALL;
     if (!aligned(workspace, 8)) return KDTREE_MISALIGNED;
+    const int most = nodes - 1, run = power_of_two(std::max(most, 1));
     Worth *const worth = static_cast<Worth *>(workspace);
-    SelectCall call{*tree, in->logprobs, in->ids, in->batch, nodes, in->levels, in->k,   in->max_depth, *table, *prices, 0,
-                    0,     worth,        nullptr, gains,     cells, kept,       expected};
-    call.kept = reinterpret_cast<int32_t *>(worth + static_cast<int64_t>(in->batch) * nodes);
-    call.run = power_of_two(std::max(nodes, 1));
-    call.size = call.run * power_of_two(in->batch);
-    const int64_t bytes = int64_t{call.size} * sizeof(uint64_t) + int64_t{in->batch} * (8 + 8 + 4 + 4);
+    const SelectCall call{*tree,  batch,
+                          most,   max_depth,
+                          *table, *prices,
+                          run,    run * power_of_two(batch),
+                          worth,  reinterpret_cast<int32_t *>(worth + int64_t{batch} * most),
+                          gains,  cells,
+                          kept,   expected};
+    const int64_t bytes = int64_t{call.size} * sizeof(uint64_t) + int64_t{batch} * (8 + 8 + 4 + 4);
     Device device;
     KDTREE_TRY(current_device(&device));
     constexpr int64_t kStatic = 8 << 10;
     if (bytes + kStatic > device.shared_bytes) return KDTREE_UNSUPPORTED_SHAPE;
     KDTREE_TRY(
         from_cuda(cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))));
-    KDTREE_TRY(enqueue_overlapped(gains_kernel, in->batch, kGainThreads, stream, call));
+    KDTREE_TRY(enqueue_overlapped(gains_kernel, batch, kGainThreads, stream, call));
     KDTREE_TRY(enqueue(select_kernel, 1, kThreads, bytes, stream, call));
-    return enqueue_overlapped(cut_kernel, in->batch, kCutThreads, stream, call);
+    return enqueue_overlapped(cut_kernel, batch, kCutThreads, stream, call);
 }
 
 int32_t kdtree_tree_learn(const kdtree_acceptance *table, const int32_t *cells, const int32_t *parent, const int32_t *kept,

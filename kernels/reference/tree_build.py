@@ -45,11 +45,13 @@ def tree_build(
     words = ancestor_words(size)
     fields = np.empty((len(_FIELDS), batch, size), np.int32)
     fields[:] = _PADDING
+    score = np.zeros((batch, size), np.float32)
     ancestors = bytearray()
     n_nodes = []
     for b, (root_token, position) in enumerate(zip(root.tolist(), seq_len.tolist(), strict=True)):
-        nodes, bits = _grow(values[b], tokens[b], counts[b], root_token, position, budgets[b])
+        nodes, scores, bits = _grow(values[b], tokens[b], counts[b], root_token, position, budgets[b])
         fields[:, b, : len(bits)] = nodes
+        score[b, : len(bits)] = scores
         ancestors += b"".join([mask.to_bytes(4 * words, "little") for mask in bits])
         ancestors += bytes(4 * words * (size - len(bits)))
         n_nodes.append(len(bits))
@@ -60,6 +62,7 @@ def tree_build(
         **dict(zip(_FIELDS, torch.from_numpy(fields).to(device), strict=True)),
         ancestors=torch.from_numpy(masks).to(device),
         n_nodes=torch.tensor(n_nodes, dtype=torch.int32, device=device),
+        score=torch.from_numpy(score).to(device),
         max_depth=min(logprobs.shape[1], max_budget),
     )
     return into(out, tree)
@@ -85,8 +88,8 @@ def _candidates(
 
 def _grow(
     values: list[list[float]], ids: list[list[int]], counts: list[int], root: int, seq_len: int, budget: int
-) -> tuple[list[list[int]], list[int]]:
-    """Grows one tree. Returns its fields (in the order of _FIELDS) and each node's ancestor bits as one integer."""
+) -> tuple[list[list[int]], list[float], list[int]]:
+    """Grows one tree. Returns its fields (in the order of _FIELDS), each node's score, and its ancestor bits as one integer."""
     levels = len(counts)
     tokens, parents, depths, positions = [root], [-1], [0], [seq_len]
     first_child, next_sibling, last_child = [-1], [-1], [-1]
@@ -119,4 +122,4 @@ def _grow(
         last_child[parent] = node
         push(depth, parent, rank + 1)
         push(depth + 1, node, 0)
-    return [tokens, parents, depths, positions, first_child, next_sibling], bits
+    return [tokens, parents, depths, positions, first_child, next_sibling], scores, bits

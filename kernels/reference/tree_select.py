@@ -17,8 +17,8 @@ WISHES = np.iinfo(np.int32)  # what nodes are ordered by is cut to this
 LARGEST_PRICE, LARGEST_COST = 2.0**16, 2.0**20  # tokens
 
 
-def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: AcceptanceTable, prices: Prices) -> Selection:
-    gains, cells = _gains(tree, logprobs, ids, table, prices.kind)
+def tree_select(tree: DraftTree, table: AcceptanceTable, prices: Prices) -> Selection:
+    gains, cells = _gains(tree, table, prices.kind)
     nodes, expected = select_nodes(gains, tree.n_nodes.cpu().numpy() - 1, prices)
     device = tree.tokens.device
     kept = torch.from_numpy(nodes).to(device)
@@ -33,23 +33,22 @@ def tree_select(tree: DraftTree, logprobs: Tensor, ids: Tensor, table: Acceptanc
     )
 
 
-def _gains(
-    tree: DraftTree, logprobs: Tensor, ids: Tensor, table: AcceptanceTable, kinds: Tensor
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+def _gains(tree: DraftTree, table: AcceptanceTable, kinds: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """The chances of nodes but the roots, and their cells."""
-    tokens, parents, depths = torch.stack((tree.tokens, tree.parent, tree.depth)).cpu().numpy().astype(np.int64)
-    there = np.arange(tokens.shape[1]) < tree.n_nodes.cpu().numpy()[:, None]
-    parents, depths = np.where(there, parents, -1), np.where(there, depths, 0)
-    there[:, :1] = False
-    said, first = _said(logprobs, ids, tokens, np.maximum(depths - 1, 0))
+    parents, depths, children = torch.stack((tree.parent, tree.depth, tree.first_child)).cpu().numpy().astype(np.int64)
+    node, scores = np.arange(parents.shape[1]), tree.score.cpu().numpy()
+    there = (node > 0) & (node < tree.n_nodes.cpu().numpy()[:, None])
+    parents, depths = np.where(there, parents, 0), np.where(there, depths, 0)
+    said = scores - np.take_along_axis(scores, parents, 1)  # by the drafter
+    first = np.take_along_axis(children, parents, 1) == node
     cases, hits = (x.cpu().numpy().reshape(-1) for x in (table.cases, table.hits))
     _, levels, _, bins = table.cases.shape
     places = np.searchsorted(table.edges.cpu().numpy(), said)
     said = np.exp(said)
     begins = kinds.cpu().numpy().astype(np.int64)[:, None] * levels * 2 * bins
-    straight = np.ones(tokens.shape, bool)  # all before it were first choices
-    cells = np.full(tokens.shape, -1, np.int64)
-    gains = np.where(np.arange(tokens.shape[1]) == 0, np.float32(1), np.zeros(tokens.shape, np.float32))
+    straight = np.ones(parents.shape, bool)  # all before it were first choices
+    cells = np.full(parents.shape, -1, np.int64)
+    gains = np.where(node == 0, np.float32(1), np.zeros(parents.shape, np.float32))
     prior = np.float32(PRIOR)
     for depth in range(1, int(depths.max(initial=0)) + 1):
         at = there & (depths == depth)
@@ -61,16 +60,6 @@ def _gains(
         chance = (hits[overall] + prior * said[at]) / (cases[overall] + prior)
         cells[at], gains[at] = own, gains[row, parent] * ((hits[own] + prior * chance) / (cases[own] + prior))
     return np.ascontiguousarray(gains[:, 1:]), cells[:, 1:].astype(np.int32)
-
-
-def _said(logprobs: Tensor, ids: Tensor, tokens: Any, levels: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The drafter's log-probability of each node's token [B, N+1], and whether it is its first choice."""
-    if not logprobs.shape[1] * logprobs.shape[2]:
-        return np.full(tokens.shape, -np.inf, np.float32), np.zeros(tokens.shape, bool)
-    batch = np.arange(len(tokens))[:, None]
-    rank = (ids.cpu().numpy()[batch, levels] == tokens[..., None]).argmax(-1)
-    found: NDArray[np.float32] = logprobs.cpu().numpy()[batch, levels, rank]
-    return found, rank == 0
 
 
 def select_nodes(

@@ -35,7 +35,7 @@ def check(tree: DraftTree, paths: list[list[tuple[int, ...]]], ids: np.ndarray, 
     """Every field of every tree, bit for bit, in dtype and shape too."""
     rows = [tree_fields(p, ids[b], b, 7 + b, size + 1) for b, p in enumerate(paths)]
     for field in dataclasses.fields(DraftTree):
-        if field.name != "max_depth":
+        if field.name not in ("max_depth", "score"):
             actual = getattr(tree, field.name)
             expected = np.array([row[field.name] for row in rows], np.int64).astype(np.uint32).astype(np.int32)
             assert actual.dtype == torch.int32
@@ -74,6 +74,21 @@ def test_largest_budgets(kind, budget, device):
     rng = np.random.default_rng(3)
     logprobs, ids = candidates(rng, 31, 128, kind)[None], token_ids(rng, 31, 128)[None]
     check(build(logprobs, ids, [budget], budget, device), [search_by_level(logprobs[0], budget)], ids, budget)
+
+
+@on_devices
+@given(seeds, st.integers(1, 15), st.integers(1, 70), st.sampled_from([5, 63, 64, 300, 700]), kinds)
+@settings(max_examples=30, deadline=None)
+def test_scores_are_the_sums_of_paths(device, rng, levels, width, size, kind):
+    logprobs, ids = candidates(rng, levels, width, kind)[None], token_ids(rng, levels, width)[None]
+    tree = build(logprobs, ids, [size], size, device)
+    depth, parent, tokens, scores = (x[0].tolist() for x in (tree.depth, tree.parent, tree.tokens, tree.score))
+    for node in range(size + 1):
+        if node == 0 or node >= tree.n_nodes[0]:
+            assert scores[node] == 0
+            continue
+        rank = ids[0, depth[node] - 1].tolist().index(tokens[node])
+        assert scores[node] == np.float32(scores[parent[node]] + logprobs[0, depth[node] - 1, rank])
 
 
 @on_devices
@@ -205,7 +220,7 @@ if torch.cuda.is_available():
         with poisoned_memory():
             actual = tree_build(*(x.cuda() for x in given_), max_budget=size)
         for field in dataclasses.fields(DraftTree):
-            if field.name != "max_depth":
+            if field.name not in ("max_depth", "score"):
                 assert torch.equal(getattr(actual, field.name).cpu(), getattr(expected, field.name)), field.name
 
     @pytest.mark.parametrize(("levels", "width"), [(64, 64), (64, 1100), (2, 5000)])

@@ -44,7 +44,7 @@ class Call:
         """The tree afterwards, and what was found, on the CPU again."""
         tree, table, prices = (moved(x, device) for x in (self.tree(), self.table, self.prices))
         with poisoned_memory():
-            found = tree_select(tree, self.logprobs.to(device), self.ids.to(device), table, prices)
+            found = tree_select(tree, table, prices)
         return moved(tree, "cpu"), moved(found, "cpu")
 
 
@@ -78,16 +78,21 @@ def expected_gains(call: Call, tree: DraftTree, b: int) -> list[tuple[float, int
     kind = int(call.prices.kind[b])
     found: list[tuple[float, int, bool]] = [(1.0, -1, True)]
     for node in range(1, int(tree.n_nodes[b])):
-        depth = int(tree.depth[b, node])
-        rank = call.ids[b, depth - 1].tolist().index(int(tree.tokens[b, node]))
-        said = float(call.logprobs[b, depth - 1, rank])
-        gain, _, before = found[int(tree.parent[b, node])]
+        depth, parent = int(tree.depth[b, node]), int(tree.parent[b, node])
+        said = float(tree.score[b, node] - tree.score[b, parent])
+        gain, _, before = found[parent]
         bin_ = sum(edge < said for edge in EDGES.tolist())
         known = math.exp(said)
         for level in (0, min(depth, DEPTHS)):
             at = kind, level, int(before), bin_
             known = (hits[at] + PRIOR * known) / (cases[at] + PRIOR)
-        found.append((gain * known, int(np.ravel_multi_index(at, cases.shape)), before and rank == 0))
+        found.append(
+            (
+                gain * known,
+                int(np.ravel_multi_index(at, cases.shape)),
+                before and int(tree.first_child[b, parent]) == node,
+            )
+        )
     return [(gain, cell) for gain, cell, _ in found[1:]]
 
 
@@ -135,7 +140,7 @@ def check(call: Call, device: str) -> None:
     assert found.expected.tolist() == [np.float32(x * UNIT) for x in expected]
     smaller = call.tree(nodes)
     assert torch.equal(tree.n_nodes, smaller.n_nodes)
-    for name in ("tokens", "parent", "depth", "position", "first_child", "next_sibling", "ancestors"):
+    for name in ("tokens", "parent", "depth", "position", "first_child", "next_sibling", "ancestors", "score"):
         for b, n in enumerate(nodes):
             assert torch.equal(getattr(tree, name)[b, : n + 1], getattr(smaller, name)[b, : n + 1]), name
 
@@ -249,13 +254,7 @@ def test_no_trees_and_trees_without_nodes(device):
         torch.zeros(1, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.float64, device=device),
     )
-    found = tree_select(
-        nothing,
-        torch.empty(0, 2, 4, device=device),
-        none.view(0, 1, 1).expand(0, 2, 4),
-        moved(call.table, device),
-        prices,
-    )
+    found = tree_select(nothing, moved(call.table, device), prices)
     assert found.nodes.tolist() == []
 
 
@@ -264,20 +263,18 @@ def test_prices_in_pinned_memory():
     call = random_call(np.random.default_rng(0), 4, 5, 16, 20, "flat")
     pinned = replace(call.prices, **{name: x.pin_memory() for name, x in vars(call.prices).items()})
     tree = moved(call.tree(), "cuda")
-    found = tree_select(tree, call.logprobs.cuda(), call.ids.cuda(), moved(call.table, "cuda"), pinned)
+    found = tree_select(tree, moved(call.table, "cuda"), pinned)
     assert found.nodes.tolist() == call.run("cuda")[1].nodes.tolist()
 
 
 def test_arguments():
     call = random_call(np.random.default_rng(0), 2, 3, 4, 5, "flat")
-    given_ = call.tree(), call.logprobs, call.ids, call.table, call.prices
+    tree = call.tree()
     with pytest.raises(ValueError, match=r"prices.luck has shape \[1\]; pass \[2\]"):
-        tree_select(*given_[:4], replace(call.prices, luck=call.prices.luck[:1]))
+        tree_select(tree, call.table, replace(call.prices, luck=call.prices.luck[:1]))
     with pytest.raises(ValueError, match=r"prices.price is torch.float32; pass torch.float64"):
-        tree_select(*given_[:4], replace(call.prices, price=call.prices.price.float()))
+        tree_select(tree, call.table, replace(call.prices, price=call.prices.price.float()))
     with pytest.raises(ValueError, match=r"prices\.at is empty"):
-        tree_select(*given_[:4], replace(call.prices, at=call.prices.at[:0], cost=call.prices.cost[:0]))
-    with pytest.raises(ValueError, match="logprobs has 1 levels and the trees have 3"):
-        tree_select(call.tree(), call.logprobs[:, :1], call.ids[:, :1], call.table, call.prices)
+        tree_select(tree, call.table, replace(call.prices, at=call.prices.at[:0], cost=call.prices.cost[:0]))
     with pytest.raises(ValueError, match=r"table.hits has shape \[2, 5, 2, 5\]; pass \[2, 5, 2, 6\]"):
-        tree_select(*given_[:3], replace(call.table, hits=call.table.hits[..., 1:]), call.prices)
+        tree_select(tree, replace(call.table, hits=call.table.hits[..., 1:]), call.prices)

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define KDTREE_ABI_VERSION 1
+#define KDTREE_ABI_VERSION 2
 
 /* What every function returns. 100 + n is cudaError n. */
 enum {
@@ -91,6 +91,7 @@ typedef struct {
     int32_t *first_child, *next_sibling;         /* [batch, N+1] node index; -1: none, and in padding */
     uint32_t *ancestors;                         /* [batch, N+1, ceil((N+1)/32)] bits, LSB first, self included; padding 0 */
     int32_t *n_nodes;                            /* [batch] root included */
+    float *score;                                /* [batch, N+1] sum of the path's log-probs; 0 at the root and in padding */
 } kdtree_tree;
 
 KDTREE_API int32_t kdtree_tree_build_workspace(const kdtree_build_input *in, size_t *bytes);
@@ -100,7 +101,7 @@ KDTREE_API int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_
 /* ---- tree_select: of all trees together the nodes that are worth what they cost; tree_learn: how nodes like them fared ----
  * A node's chance is its parent's times (hits[own] + prior * known) / (cases[own] + prior), known being the same of the cell of
  * all depths, with exp(its log-prob) in place of known. Cell (kind, depth, straight, bin): depth 0 stands for all depths,
- * `depths` for it and the deeper ones; straight: all nodes before it were their depths' first candidates; bin: edges below its
+ * `depths` for it and the deeper ones; straight: all nodes before it were first children; bin: edges below its
  * log-prob. All nodes compete: chance times luck, at most 1 and no more than that of the nodes before it in its tree, less the
  * tree's price; ties by tree, then by node. The first n are kept, n being the smallest for which the sum of their chances less
  * their prices less cost(n) is largest. Sums are of whole multiples of 2^-24, so exact. Prices are cut to 0 … 2^16 tokens,
@@ -122,21 +123,15 @@ typedef struct {
     int32_t knots;       /* 1 … 256 */
 } kdtree_prices;
 
-typedef struct {
-    const float *logprobs; /* [batch, levels, k] that the trees were built from */
-    const int32_t *ids;    /* [batch, levels, k] */
-    int32_t batch, nodes;  /* ≤ 1024; N+1 ≤ 1024 */
-    int32_t levels, k, max_depth;
-} kdtree_select_input;
-
 KDTREE_API int32_t kdtree_tree_select_workspace(int32_t batch, int32_t nodes, size_t *bytes);
-/* Cuts `tree`: n_nodes, first_child and next_sibling. gains [batch, N] chances without luck, 0 in padding; cells [batch, N]
- * flat index into the table, -1 in padding; kept [batch] nodes besides the root; expected [batch] of them accepted, with luck.
- * KDTREE_UNSUPPORTED_SHAPE where batch and N, each rounded up to a power of two, multiply to more than shared memory holds:
- * 16384 on data-centre GPUs, 8192 elsewhere. */
-KDTREE_API int32_t kdtree_tree_select(const kdtree_select_input *in, const kdtree_tree *tree, const kdtree_acceptance *table,
-                                      const kdtree_prices *prices, float *gains, int32_t *cells, int32_t *kept, float *expected,
-                                      void *workspace, size_t workspace_bytes, kdtree_stream stream);
+/* `tree` as tree_build left it, batch ≤ 1024, nodes = N+1; cut: n_nodes, first_child and next_sibling. gains [batch, N] chances
+ * without luck, 0 in padding; cells [batch, N] flat index into the table, -1 in padding; kept [batch] nodes besides the root;
+ * expected [batch] of them accepted, with luck. KDTREE_UNSUPPORTED_SHAPE where batch and N, each rounded up to a power of two,
+ * multiply to more than shared memory holds: 16384 on data-centre GPUs, 8192 elsewhere. */
+KDTREE_API int32_t kdtree_tree_select(const kdtree_tree *tree, int32_t batch, int32_t nodes, int32_t max_depth,
+                                      const kdtree_acceptance *table, const kdtree_prices *prices, float *gains, int32_t *cells,
+                                      int32_t *kept, float *expected, void *workspace, size_t workspace_bytes,
+                                      kdtree_stream stream);
 /* Counts in the table, of nodes that were kept and whose parents were accepted, those that were accepted: path [batch,
  * max_depth+1] and n_accepted [batch] as tree_accept wrote them, parent [batch, nodes] of the tree. A cell with more than
  * `memory` cases then counts half. */

@@ -54,8 +54,8 @@ static int on_device(void) {
     const kdtree_build_input build = {logprobs, ids,   device(4, &root), device(4, &seq_len), device(4, &budget), 1, LEVELS,
                                       K,        BUDGET};
     const size_t row = NODES * sizeof(int32_t);
-    const kdtree_tree tree = {device(row, NULL), device(row, NULL), device(row, NULL), device(row, NULL),
-                              device(row, NULL), device(row, NULL), device(row, NULL), device(4, NULL)};
+    const kdtree_tree tree = {device(row, NULL), device(row, NULL), device(row, NULL), device(row, NULL), device(row, NULL),
+                              device(row, NULL), device(row, NULL), device(4, NULL),   device(row, NULL)};
     int32_t *path = device(sizeof want_path, NULL), *n_accepted = device(4, NULL), *bonus = device(4, NULL);
     const int32_t *draws = device(sizeof y, y);
     int32_t tokens[NODES], parent[NODES], got_path[LEVELS + 1], got_n, got_bonus;
