@@ -13,18 +13,16 @@ tokens a round, but the batch can be laid out while drafters work; which of them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from math import inf
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ddtree.deployments.costs import Costs, Numbers, StepSize
+from ddtree.deployments.costs import Costs, StepSize
+from ddtree.deployments.round_curve import RoundCurve, kind_of
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Record, Sequence
 from ddtree.kernels import (
@@ -59,16 +57,6 @@ LEAST = 8  # and so many more
 FADE = 0.95  # by round, of what a sequence's record counts
 
 
-def size_of(entries: Iterable[Entry], budgets: Iterable[int]) -> StepSize:
-    """Of a step of these entries, the first of which have trees of so many nodes besides the root."""
-    nodes = list(budgets)
-    sized = [
-        (1 + nodes[i] if i < len(nodes) else entry.rows, entry.sequence.computed) for i, entry in enumerate(entries)
-    ]
-    rows, read = sum(rows for rows, _ in sized), sum(seen for _, seen in sized)
-    return StepSize(rows, len(sized), sum(n > 0 for n in nodes), read, sum(rows * seen for rows, seen in sized))
-
-
 @dataclass(frozen=True)
 class Choice:
     """The nodes of a round's trees, while they are chosen and after. Made by `Budgets.begin`."""
@@ -76,7 +64,7 @@ class Choice:
     sequences: list[Sequence]  # by tree
     ours: list[int]  # the trees that adapt and are drafted for
     entries: int  # of the round, prompts among them
-    curve: _Curve
+    curve: RoundCurve
     prices: Prices
 
 
@@ -104,47 +92,6 @@ class _Sample:
         return np.pad(kept, (0, len(self.gains) - len(kept)))
 
 
-class _Curve:
-    """Seconds of a round by the nodes of the trees that are to be chosen, and what plain decoding would do."""
-
-    def __init__(self, costs: Costs, entries: list[Entry], nodes: list[int], ours: list[int], levels: int, after: bool):
-        """`entries`: those with trees first; `nodes` of these trees, whatever they are of `ours`; `levels` of the drafts;
-        `after`: whether nodes are chosen after the draft."""
-        nodes = [0 if i in set(ours) else n for i, n in enumerate(nodes)]
-        trees, drafted = entries[: len(nodes)], len(ours) + sum(n > 0 for n in nodes)
-        size, alone = size_of(entries, nodes), size_of(trees, nodes)
-        self._costs, self._rows, self._trees = costs, size.rows, len(ours)
-        self._fixed = costs.step.beside(size) + costs.rest(_kind(drafted, after), len(entries))
-        self._fixed += costs.draft(drafted, levels)
-        undrafted = costs.draft(drafted - len(ours), levels) + costs.rest(_kind(drafted - len(ours), after), len(trees))
-        others = sum(trees[i].sequence.accepts for i, n in enumerate(nodes) if n)  # draft tokens of theirs
-        self.sure = sum(entry.finishes for entry in entries) + others  # tokens of the step without these nodes
-        seconds = float(costs.step.rows(alone.rows)) + costs.step.beside(alone) + undrafted
-        self.plain = (len(trees) + others) / seconds if seconds else 0.0  # tokens per second
-        self.one_draft = costs.draft(drafted, levels) - costs.draft(drafted - 1, levels)
-        computed = [trees[i].sequence.computed for i in ours]
-        self.prices = costs.step.per_attended * np.array(computed, np.float64)  # seconds of a node, by tree
-
-    def __call__(self, nodes: NDArray[Any]) -> Numbers:
-        """Without what nodes cost by tree."""
-        found: Numbers = self._fixed + self._costs.step.rows(self._rows + nodes)
-        return found + self._costs.step.per_tree * self._trees * (np.asarray(nodes) > 0)
-
-    def knots(self, most: int) -> NDArray[Any]:
-        """Where it bends, up to so many nodes."""
-        bends = self._costs.step.rows.bends - self._rows
-        return np.unique(np.concatenate([[0, 1, max(most, 1)], bends[(bends > 1) & (bends < most)]]))
-
-    def seconds(self, nodes: NDArray[Any]) -> float:
-        """Of the round, with so many nodes by tree."""
-        return float(self(np.asarray(nodes.sum()))) + float(self.prices @ nodes)
-
-
-def _kind(drafted: int, after: bool) -> str:
-    """Of a round, for what it takes beside drafting and verifying."""
-    return "plain" if not drafted else "after" if after else "before"
-
-
 class Budgets:
     """`prepare`, then for a round with drafts `begin`, `choose` and `note`; `think` while the verifier computes."""
 
@@ -155,7 +102,7 @@ class Budgets:
         self._ways = list(product(options, (True, False)))  # depths, and whether nodes are chosen after the draft
         self._levels = self._asked = horizon  # depths of drafts from now on, and of this round's
         self._prefers_after = self.after = (
-            True  # whether nodes are chosen after the draft, from now on and in this round
+            True  # whether nodes are chosen after the draft; from now on, and this round's
         )
         self._table = AcceptanceTable.empty(2, DEPTHS, torch.from_numpy(EDGES.astype(np.float32)).to(self._device))
         self._samples: dict[bool, deque[_Sample]] = {kind: deque(maxlen=SAMPLES) for kind in (False, True)}
@@ -210,15 +157,14 @@ class Budgets:
         all, and so do the others as long as no step was timed, and in a round whose nodes were chosen before."""
         sequences = [entry.sequence for entry in entries[: len(budgets)]]
         ours = [i for i, s in enumerate(sequences) if s.request.adapts and budgets[i]]
-        curve = _Curve(self.costs, entries, budgets, ours, self._asked, self.after)
+        curve = RoundCurve(self.costs, entries, budgets, ours, self._asked, self.after)
         chooses = self.after and self.costs.step.known
         prices = self._prices(sequences, budgets, ours if chooses else [], curve, self._worth * curve.plain)
         return Choice(sequences, ours, len(entries), curve, prices)
 
-    def choose(self, choice: Choice, tree: DraftTree, candidates: tuple[Tensor, Tensor]) -> Chosen:
-        """How many of its tree's nodes each sequence gets; the others are cut off. `candidates`: log-probs and ids [B, L, K] that
-        the trees were built from."""
-        found = tree_select(tree, *candidates, self._table, choice.prices)
+    def choose(self, choice: Choice, tree: DraftTree) -> Chosen:
+        """How many of its tree's nodes each sequence gets; the others are cut off."""
+        found = tree_select(tree, self._table, choice.prices)
         return Chosen(choice, tree, found, found.nodes.tolist(), found.expected.tolist())
 
     def note(self, chosen: Chosen, accepted: AcceptedPath | None, paths: list[list[int]]) -> None:
@@ -236,7 +182,7 @@ class Budgets:
         if not self._concerned:
             return
         self._allowance = min(SAVED_S, self._allowance + REBUILDING * whole)
-        self.costs.observe(size, stages, whole, drafted, self._asked, _kind(drafted, self.after))
+        self.costs.observe(size, stages, whole, drafted, self._asked, kind_of(drafted, self.after))
 
     def think(self, sequences: list[Sequence], chosen: Chosen | None) -> None:
         """While the verifier computes: what was chosen says something of drafting, and so do the last drafts together."""
@@ -296,7 +242,7 @@ class Budgets:
         return self.grown if self.after else round(self._nodes) if planned is None else planned
 
     def _prices(
-        self, sequences: list[Sequence], most: list[int], ours: list[int], curve: _Curve, rate: float
+        self, sequences: list[Sequence], most: list[int], ours: list[int], curve: RoundCurve, rate: float
     ) -> Prices:
         """Of trees of so many nodes, where a second is worth `rate` tokens. Those that are not ours keep them."""
         price = np.full(len(sequences), -1.0)
@@ -357,13 +303,13 @@ class Budgets:
             ratios.append((curve.sure + expected.sum()) / curve.seconds(nodes) / curve.plain)
         return sum(ratios) / len(ratios)
 
-    def _curve(self, sequences: list[Sequence], levels: int, after: bool) -> _Curve:
+    def _curve(self, sequences: list[Sequence], levels: int, after: bool) -> RoundCurve:
         """Of a round that all of these are drafted for, and no others."""
         entries = [Entry(s, 1, 0, True) for s in sequences]
-        return _Curve(self.costs, entries, [0] * len(entries), list(range(len(entries))), levels, after)
+        return RoundCurve(self.costs, entries, [0] * len(entries), list(range(len(entries))), levels, after)
 
     def _select(
-        self, gains: NDArray[np.float32], sequences: list[Sequence], curve: _Curve, rate: float
+        self, gains: NDArray[np.float32], sequences: list[Sequence], curve: RoundCurve, rate: float
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         most = [gains.shape[1]] * len(gains)
         prices = self._prices(sequences, most, list(range(len(gains))), curve, rate)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from ddtree.deployments.batching import lay_out
-from ddtree.deployments.budgets import size_of
 from ddtree.deployments.costs import StepSize
 from ddtree.deployments.requests import GenerationRequest
+from ddtree.deployments.round_curve import size_of
 from ddtree.deployments.round_loop import VerifierPeer
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Sequence

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, TreeBatch, lay_out
-from ddtree.deployments.budgets import Budgets, Choice, Chosen, size_of
+from ddtree.deployments.budgets import Budgets, Choice, Chosen
 from ddtree.deployments.costs import StepSize
 from ddtree.deployments.errors import GrammarError
 from ddtree.deployments.forced import forced
@@ -28,6 +28,7 @@ from ddtree.deployments.masks import lay_out_masks
 from ddtree.deployments.metrics import Metrics, Totals
 from ddtree.deployments.overlap import Mode, Overlap
 from ddtree.deployments.requests import Delta, TokenLogprobs
+from ddtree.deployments.round_curve import size_of
 from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
@@ -93,7 +94,7 @@ class Round:
     numbers: tuple[Tensor, ...] | None = None  # what trees are built from beside candidates, where that was made ready
     builder: Callable[[Tensor, Tensor], DraftTree] | None = None  # all but the candidates, then
     choice: Choice | None = None  # of nodes, where budgets adapt
-    built: tuple[DraftTree, tuple[Tensor, Tensor]] | None = None  # and what they are to be chosen from, candidates last
+    built: DraftTree | None = None  # and what they are to be chosen from
     chosen: Chosen | None = None
     drafted: int = 0  # sequences with a draft
 
@@ -277,7 +278,7 @@ class RoundLoop:
         """About budgets, while the verifier computes."""
         if self._budgets:
             if work.choice and work.built and not work.chosen:  # their nodes were chosen before the draft
-                work.chosen = self._budgets.choose(work.choice, *work.built)
+                work.chosen = self._budgets.choose(work.choice, work.built)
             self._budgets.think(self.scheduler.running, work.chosen)
 
     def _prepare_budgets(self) -> None:
@@ -453,9 +454,9 @@ class RoundLoop:
             if room and not work.choice:
                 out = DraftTree.allocate(len(sizes), levels, max(sizes), room)
             tree = tree_build(*candidates, *numbers, max_budget=max(sizes), out=out)
-        work.built = tree, candidates
+        work.built = tree
         if self._budgets and work.choice and self._budgets.after:
-            work.chosen = self._budgets.choose(work.choice, tree, candidates)
+            work.chosen = self._budgets.choose(work.choice, tree)
             work.budgets = work.chosen.nodes
         return tree if any(work.budgets) else None
 

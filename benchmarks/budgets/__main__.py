@@ -1,7 +1,7 @@
 """Budgets fixed and automatic, at each concurrency and context, in one service: tokens per second in windows that take turns.
 
     python -m benchmarks.budgets CONFIG --prompts FILE.jsonl --out DIR [--concurrency 1,2,4,8,16,32,64]
-        [--budgets 0,4,8,16,32,63,auto] [--contexts 0,4000] [--turns 2] [--seconds 10] [--temperature 0]
+        [--budgets 0,4,8,16,32,63,auto] [--contexts 0,4000] [--turns 2] [--seconds 10] [--temperature 0] [--mps]
 
 So many clients each send one request after another. A window begins when its mode has run for a while, and its tokens are those
 that the router counts (`vllm:generation_tokens`) until it ends; what runs then is cut off. Modes take turns, so that a machine
@@ -12,6 +12,7 @@ begin with, computed once: they are read by every step. Writes budgets-NAME.json
 from __future__ import annotations
 
 import argparse
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from ddtree.deployments.config import load
 from ddtree.deployments.requests import Budget
 
 from ..run import head, numbers
+from ..serving.mps import multi_process_service
 from ..serving.service import serving
 from . import report
 from .windows import Load, Window
 
-FIELDS = ("concurrency", "budgets", "contexts", "turns", "seconds", "temperature")
+FIELDS = ("concurrency", "budgets", "contexts", "turns", "seconds", "temperature", "mps")
 
 
 def main() -> None:
@@ -41,7 +43,11 @@ def main() -> None:
         "windows": [],
     }
     points = [(context, streams) for context in options.contexts for streams in options.concurrency]
-    with serving(options.config, options.out / "service.log", drafting=True) as url, Progress() as progress:
+    with (
+        multi_process_service() if options.mps else contextlib.nullcontext(),
+        serving(options.config, options.out / "service.log", drafting=True) as url,
+        Progress() as progress,
+    ):
         task = progress.add_task("windows", total=len(points) * options.turns * len(options.budgets))
         for context, streams in points:
             clients = Load(url, prompts, context, streams, options.temperature)
@@ -65,6 +71,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10, help="of a window")
     parser.add_argument("--temperature", type=float, default=0)
+    parser.add_argument("--mps", action="store_true", help="under NVIDIA's Multi-Process Service, started for the run")
     return parser.parse_args()
 
 

@@ -26,11 +26,11 @@ from benchmarks.simulator.processes import NEVER, Drafter, Failures, Process
 from benchmarks.simulator.profile import Acceptance, Limits, Profile, StageCosts
 from benchmarks.simulator.simulation import Deployment, MakeLoad, simulate
 from ddtree.deployments.assignment import assign
-from ddtree.deployments.budgets import size_of
 from ddtree.deployments.commands.plan import make_plan
 from ddtree.deployments.config import load as load_config
 from ddtree.deployments.costs import StepSize
 from ddtree.deployments.requests import GenerationRequest
+from ddtree.deployments.round_curve import size_of
 from ddtree.deployments.scheduler import Limits as SchedulerLimits
 from ddtree.deployments.scheduler import Scheduler
 from ddtree.deployments.sequence import Sequence
