@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("ddtree", deadline=None)  # a property holds however busy the machine is
+settings.load_profile("ddtree")
 
 # Two cores are enough for everything here, and more threads than cores collapse both.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
