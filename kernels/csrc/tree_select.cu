@@ -3,8 +3,9 @@
 //
 // Chances are float32 products down each tree, one block a tree. From there on all is in whole units of 2^-24 tokens, so sums
 // are exact in any order: one block merges the trees' lists, which are sorted, and looks at every number of nodes.
-#include <cfloat>
+#include <algorithm>
 
+#include "bitonic.cuh"
 #include "overlap.cuh"
 
 namespace kdtree {
@@ -180,19 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const SelectCall ca
         keys[i] = key;
     }
     __syncthreads();
-    for (int run = 2 * call.run; run <= call.size; run *= 2) {  // bitonic merges
-        for (int stride = run / 2; stride > 0; stride /= 2) {
-            for (int pair = thread; pair < call.size / 2; pair += kThreads) {
-                const int i = 2 * pair - (pair & (stride - 1));
-                const uint64_t a = keys[i], b = keys[i + stride];
-                if ((a < b) == ((i & run) == 0)) {
-                    keys[i] = b;
-                    keys[i + stride] = a;
-                }
-            }
-            __syncthreads();
-        }
-    }
+    merge_runs<kThreads>(keys, call.run, call.size);
 
     const auto node_of = [&](uint64_t key) { return static_cast<int>(~static_cast<uint32_t>(key)); };
     const auto units = [&](int place) { return call.worth[place].units; };
