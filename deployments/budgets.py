@@ -101,9 +101,7 @@ class Budgets:
         options = sorted({horizon, *(levels for levels in LEVELS if levels < horizon)})
         self._ways = list(product(options, (True, False)))  # depths, and whether nodes are chosen after the draft
         self._levels = self._asked = horizon  # depths of drafts from now on, and of this round's
-        self._prefers_after = self.after = (
-            True  # whether nodes are chosen after the draft; from now on, and this round's
-        )
+        self._prefers_after = self.after = True  # whether nodes are chosen after drafts; from now on, and this round's
         self._table = AcceptanceTable.empty(2, DEPTHS, torch.from_numpy(EDGES.astype(np.float32)).to(self._device))
         self._samples: dict[bool, deque[_Sample]] = {kind: deque(maxlen=SAMPLES) for kind in (False, True)}
         self._concerned = False  # whether any budget of this round adapts
@@ -290,7 +288,7 @@ class Budgets:
             return inf
         curve = self._curve(sequences, levels, after)
         kinds = [not s.request.sampling.greedy for s in sequences]
-        means = {kind: self._mean(kind, levels) for kind in set(kinds)}
+        means = {} if after else {kind: self._mean(kind, levels) for kind in set(kinds)}
         ratios = []
         for turn in range(TRIES if after else 1):
             gains = np.zeros((len(sequences), self.most), np.float32)

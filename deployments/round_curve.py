@@ -29,7 +29,8 @@ class RoundCurve:
     def __init__(self, costs: Costs, entries: list[Entry], nodes: list[int], ours: list[int], levels: int, after: bool):
         """`entries`: those with trees first; `nodes` of these trees, whatever they are of `ours`; `levels` of the drafts;
         `after`: whether nodes are chosen after the draft."""
-        nodes = [0 if i in set(ours) else n for i, n in enumerate(nodes)]
+        chosen = set(ours)
+        nodes = [0 if i in chosen else n for i, n in enumerate(nodes)]
         trees, drafted = entries[: len(nodes)], len(ours) + sum(n > 0 for n in nodes)
         size, alone = size_of(entries, nodes), size_of(trees, nodes)
         self._costs, self._rows, self._trees = costs, size.rows, len(ours)
