@@ -101,6 +101,20 @@ def share_noise(logprobs: Tensor, ids: Tensor, seed: Tensor, seq_len: Tensor, sc
     return shared, named
 
 
+def share_noise_path(
+    first: Tensor, conditional: Tensor, ids: Tensor, seed: Tensor, seq_len: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    if ids.shape[2] > native.MAX_PATH_K:
+        return reference.share_noise_path(first, conditional, ids, seed, seq_len, scale)
+    inputs = [x.contiguous() for x in (first, conditional, ids, seed, seq_len, scale)]
+    shared, below = torch.empty_like(inputs[0]), torch.empty_like(inputs[1])
+    with torch.cuda.device(ids.device):
+        pointers = (x.data_ptr() for x in inputs)
+        outputs = (shared.data_ptr(), below.data_ptr())
+        library().call("share_noise_path", *pointers, *ids.shape, *outputs, _stream(ids))
+    return shared, below
+
+
 def tree_build(
     logprobs: Tensor,
     ids: Tensor,
@@ -141,6 +155,30 @@ class _TreeBuilder:
         with torch.cuda.device(self._device):
             self._enqueue()
         return self._out
+
+
+def tree_build_path(
+    first: Tensor,
+    conditional: Tensor,
+    ids: Tensor,
+    root: Tensor,
+    seq_len: Tensor,
+    budget: Tensor,
+    *,
+    max_budget: int,
+    out: DraftTree | None = None,
+) -> DraftTree:
+    (batch, levels, k), device = ids.shape, ids.device
+    given = [x.contiguous() for x in (first, conditional, ids, root, seq_len, budget)]
+    if max_budget > native.MAX_BUDGET or levels > native.MAX_LEVELS or k > native.MAX_PATH_K:
+        return reference.tree_build_path(*given, max_budget=max_budget, out=out)
+    tree = out or DraftTree.allocate(batch, levels, max_budget, partial(_int32, device=device))
+    made = native.Tree(*(x.data_ptr() for x in _fields(tree)))
+    call = native.PathInput(*(x.data_ptr() for x in given), batch, levels, k, max_budget)
+    with torch.cuda.device(device):
+        space = _bytes(library().size("tree_build_path_workspace", call), device)
+        library().call("tree_build_path", call, made, space.data_ptr(), len(space), _stream(ids))
+    return tree
 
 
 def _fields(tree: DraftTree) -> list[Tensor]:

@@ -14,6 +14,7 @@ ABI_VERSION = 2
 MAX_K = 1024
 MAX_BUDGET = 1023
 MAX_LEVELS = 64
+MAX_PATH_K = 128
 MAX_CACHES = 128
 
 UNSUPPORTED_SHAPE = 2  # a status
@@ -33,6 +34,13 @@ class TopkInput(Structure):
 class BuildInput(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("logprobs", "ids", "root", "seq_len", "budget")),
+        *((name, c_int32) for name in ("batch", "levels", "k", "max_budget")),
+    ]
+
+
+class PathInput(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("first", "conditional", "ids", "root", "seq_len", "budget")),
         *((name, c_int32) for name in ("batch", "levels", "k", "max_budget")),
     ]
 
@@ -95,8 +103,11 @@ _SIGNATURES: dict[str, tuple] = {
     "kdtree_topk_partial": (POINTER(TopkInput), c_void_p, c_void_p, c_void_p, *_SPACE, c_void_p),
     "kdtree_topk_merge": (*[c_void_p] * 3, *[c_int32] * 3, c_void_p, c_void_p, c_void_p),
     "kdtree_share_noise": (*[c_void_p] * 5, *[c_int32] * 3, *[c_void_p] * 3),
+    "kdtree_share_noise_path": (*[c_void_p] * 6, *[c_int32] * 3, *[c_void_p] * 3),
     "kdtree_tree_build_workspace": (POINTER(BuildInput), POINTER(c_size_t)),
     "kdtree_tree_build": (POINTER(BuildInput), POINTER(Tree), *_SPACE, c_void_p),
+    "kdtree_tree_build_path_workspace": (POINTER(PathInput), POINTER(c_size_t)),
+    "kdtree_tree_build_path": (POINTER(PathInput), POINTER(Tree), *_SPACE, c_void_p),
     "kdtree_tree_select_workspace": (c_int32, c_int32, POINTER(c_size_t)),
     "kdtree_tree_select": (
         *(POINTER(Tree), c_int32, c_int32, c_int32, POINTER(Acceptance), POINTER(Prices)),

@@ -40,3 +40,34 @@ def share_noise(logprobs: Tensor, ids: Tensor, seed: Tensor, seq_len: Tensor, sc
     check_reachable("seq_len", seq_len, (batch,), device)
     check_reachable("scale", scale, (batch,), device, torch.float32)
     return implementation(device).share_noise(logprobs, ids, seed, seq_len, scale)
+
+
+def share_noise_path(
+    first: Tensor, conditional: Tensor, ids: Tensor, seed: Tensor, seq_len: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`share_noise` of log-probs that depend on the parent, as `tree_build_path` takes them: candidates stay where they are.
+
+    Args:
+        first: [B, K] float32 ≤ 0 of the candidates of depth 1; a value that is not finite is no candidate, here and below.
+        conditional: [B, L-1, K, K] float32 ≤ 0; [b, d-1, i, j] of candidate j of depth d + 1 after candidate i of depth d.
+        ids: [B, L, K] int32; different within a row.
+        seed, seq_len, scale: as in `share_noise`.
+
+    Returns:
+        first and conditional, each row normalised; missing candidates: -inf.
+
+    Raises:
+        ValueError: wrong shape, dtype or device.
+    """
+    device = first.device
+    check_int32("ids", ids, (None, None, None), device)
+    batch, levels, k = ids.shape
+    check("first", first, (batch, k), (torch.float32,), device)
+    check("conditional", conditional, (batch, max(levels - 1, 0), k, k), (torch.float32,), device)
+    check_reachable("seed", seed, (batch,), device, torch.int64)
+    check_reachable("seq_len", seq_len, (batch,), device)
+    check_reachable("scale", scale, (batch,), device, torch.float32)
+    shared: tuple[Tensor, Tensor] = implementation(device).share_noise_path(
+        first, conditional, ids, seed, seq_len, scale
+    )
+    return shared

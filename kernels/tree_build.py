@@ -65,7 +65,7 @@ def tree_build(
     if max_budget < 0:
         raise ValueError(f"max_budget is {max_budget}; pass 0 or more.")
     if out is not None:
-        _check_out(out, logprobs.shape, max_budget, device)
+        check_out(out, logprobs.shape, max_budget, device)
     return implementation(device).tree_build(logprobs, ids, root, seq_len, budget, max_budget=max_budget, out=out)
 
 
@@ -80,14 +80,15 @@ def tree_builder(
     device = out.tokens.device
     for name, value in (("root", root), ("seq_len", seq_len), ("budget", budget)):
         check_reachable(name, value, (shape[0],), device)
-    _check_out(out, shape, max_budget, device)
+    check_out(out, shape, max_budget, device)
     builder: Callable[[Tensor, Tensor], DraftTree] = implementation(device).tree_builder(
         shape, root, seq_len, budget, max_budget=max_budget, out=out
     )
     return builder
 
 
-def _check_out(out: DraftTree, shape: tuple[int, ...], max_budget: int, device: torch.device) -> None:
+def check_out(out: DraftTree, shape: tuple[int, ...], max_budget: int, device: torch.device) -> None:
+    """Raises ValueError unless `out` is for candidates of this shape [B, L, K]."""
     check_int32("out.tokens", out.tokens, (shape[0], max_budget + 1), device)
     if out.max_depth != min(shape[1], max_budget):
         raise ValueError(f"out has max_depth {out.max_depth}; allocate it for {shape[1]} levels.")

@@ -1,6 +1,7 @@
 """Times every CUDA kernel beside its peers, all in one run on one GPU.
 
-    python -m benchmarks.kernels --out DIR [--peers DIR] [--only topk,noise,build,select,accept,compact,mla,gqa,round] [--quick]
+    python -m benchmarks.kernels --out DIR [--peers DIR] [--quick]
+        [--only topk,noise,build,path,select,accept,compact,mla,gqa,round]
 
 Results are compared with the reference (attention with float64) first, and what is wrong is not timed. Writes kernels.json (every
 figure), kernels.md (tables) and two plots; prints the bars. Exit status 1 where a bar is not met. Peers: see peers.py.
@@ -22,7 +23,7 @@ import torch
 from ddtree.deployments.commands.machine import Machine, installed
 from ddtree.kernels import cuda
 
-from . import accept, build, compact, gqa, mla, noise, plot, rounds, select, topk
+from . import accept, build, compact, gqa, mla, noise, path, plot, rounds, select, topk
 from .measure import Rates
 from .peers import FILES, VERSION, Peers
 from .report import Report
@@ -31,6 +32,7 @@ SECTIONS = {
     "topk": topk.run,
     "noise": noise.run,
     "build": build.run,
+    "path": path.run,
     "select": select.run,
     "accept": accept.run,
     "compact": compact.run,

@@ -42,6 +42,13 @@ class Candidates:
         ids = torch.rand(batch, LEVELS, 4096, generator=random, device="cuda").topk(WIDTH).indices.int()
         return cls(logprobs, ids, full(batch, 7), full(batch, 1000))
 
+    def conditional(self, seed: int) -> Tensor:
+        """[B, L-1, K, K] what tree_build_path takes beside first = logprobs[:, 0]: a parent changes the odds of some of its
+        children."""
+        random = torch.Generator("cuda").manual_seed(seed)
+        rows = self.logprobs[:, 1:, None].expand(-1, -1, self.logprobs.shape[2], -1)
+        return (rows + torch.randn(rows.shape, generator=random, device="cuda").pow(3)).log_softmax(-1)
+
     def tree(self, budget: int) -> DraftTree:
         """The tree by the reference, on the device."""
         wanted = torch.full_like(self.root, budget)

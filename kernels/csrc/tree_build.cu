@@ -25,7 +25,6 @@ constexpr int kLeastTile = 64;    // masks made at a time, where shared memory i
 constexpr float kReach = 16;      // nats the first count covers; trees of 1023 nodes rarely need more
 constexpr float kFarReach = 256;  // and the second, where it does not
 
-__host__ __device__ int mask_words(const BuildSizes &sizes) { return ceil_div(sizes.tile_rows * sizes.pitch, 4) * 4; }
 __host__ __device__ int path_counts(const BuildSizes &sizes) { return 2 * kBins * (sizes.levels + 1); }
 
 __device__ __forceinline__ int budget_of(const kdtree_build_input &in) {
@@ -124,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (made < 0) {
         __syncthreads();
-        if (warp_id() == 0) work.totals[0] = grow_frontier(sizes, values, budget, work);
+        if (warp_id() == 0) work.totals[0] = grow_frontier(DepthRows{values, sizes.stride}, budget, work);
         __syncthreads();
         made = work.totals[0];
     }
@@ -210,10 +209,7 @@ int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_tree *out, 
     if (in->batch == 0) return KDTREE_OK;
     const BuildSizes sizes = sizes_of(*in);
     if ((sizes.levels && (!in->logprobs || !in->ids)) || !in->root || !in->seq_len || !in->budget) return KDTREE_BAD_ARGUMENT;
-    if (!out->tokens || !out->parent || !out->depth || !out->position || !out->first_child || !out->next_sibling ||
-        !out->ancestors || !out->n_nodes || !out->score) {
-        return KDTREE_BAD_ARGUMENT;
-    }
+    if (!complete(*out)) return KDTREE_BAD_ARGUMENT;
     if (is_small(sizes)) return launch_small(*in, *out, sizes, stream);
     Device device;
     KDTREE_TRY(current_device(&device));

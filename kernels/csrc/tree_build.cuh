@@ -45,6 +45,11 @@ struct Answer {  // by node index; entry 0 is the root
     float score[kNodes];
 };
 
+inline bool complete(const kdtree_tree &out) {
+    return out.tokens && out.parent && out.depth && out.position && out.first_child && out.next_sibling && out.ancestors &&
+           out.n_nodes && out.score;
+}
+
 #ifdef __CUDACC__
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / 32; }

@@ -13,7 +13,7 @@ constexpr float kSlack = 2e-5f;  // relative, of costs; scores are sums of round
 
 struct Found {
     float score;
-    uint32_t links;  // parent's found index << 17 | rank << 7 | depth
+    uint32_t links;  // parent's found index << 17 | rank << 7 | depth; another thing in tree_build_frontier.cuh
 
     __device__ static uint32_t link(int parent, int rank, int depth) { return parent << 17 | rank << 7 | depth; }
     __device__ int parent() const { return links >> 17; }

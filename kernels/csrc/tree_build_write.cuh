@@ -5,6 +5,9 @@
 
 namespace kdtree {
 
+// Of the masks that are made at a time, in shared memory.
+inline __host__ __device__ int mask_words(const BuildSizes &sizes) { return ceil_div(sizes.tile_rows * sizes.pitch, 4) * 4; }
+
 // Sets the mask of one node by walking to the root. Ancestors come in descending order, so words do too.
 __device__ __forceinline__ void set_mask(const uint16_t *parent, int node, uint32_t *mask) {
     int word = node / 32;

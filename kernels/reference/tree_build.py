@@ -1,4 +1,5 @@
-"""Definition of `tree_build`: a best-first heap on the CPU. It also serves there (about 40 µs for a tree of 32 nodes).
+"""Definition of `tree_build`: a best-first heap on the CPU. It also serves there (about 40 µs for a tree of 32 nodes). What a
+node's children are, `grow` is told: `tree_build_path` differs in that alone.
 
 A heap entry stands for a node and all its later siblings: siblings are ranked, so the next one is pushed when this one
 is popped, together with this one's first child. Both come later in the order, so pops are in the order.
@@ -7,7 +8,7 @@ is popped, together with this one's first child. Both come later in the order, s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -18,6 +19,10 @@ from ddtree.kernels.tree import DraftTree, ancestor_words, into
 
 _FIELDS = ("tokens", "parent", "depth", "position", "first_child", "next_sibling")
 _PADDING = np.array([0, -1, 0, 0, -1, -1], np.int32)[:, None, None]
+
+# A node's children, best first: their log-probs, their tokens and, by rank, the children of each.
+Row = tuple[Sequence[float], Sequence[int], "Sequence[Row] | Mapping[int, Row]"]
+CHILDLESS: Row = ((), (), ())
 
 
 def tree_builder(
@@ -36,11 +41,39 @@ def tree_build(
     max_budget: int,
     out: DraftTree | None = None,
 ) -> DraftTree:
-    budgets = budget.tolist()
+    budgets = budgets_of(budget, max_budget)
+    values, tokens, counts = _candidates(logprobs.cpu().numpy(), ids.cpu().numpy(), max(budgets, default=0))
+    rows = map(_same_for_every_parent, values, tokens, counts)
+    return grow(rows, root, seq_len, budgets, logprobs.shape[1], max_budget, logprobs.device, out)
+
+
+def _same_for_every_parent(values: list[list[float]], tokens: list[list[int]], counts: list[int]) -> Row:
+    row = CHILDLESS
+    for level in range(len(counts) - 1, -1, -1):
+        n = counts[level]
+        row = values[level][:n], tokens[level], [row] * n
+    return row
+
+
+def budgets_of(budget: Tensor, max_budget: int) -> list[int]:
+    """The numbers. Raises ValueError where one is out of range."""
+    budgets: list[int] = budget.tolist()
     if budgets and not 0 <= min(budgets) <= max(budgets) <= max_budget:
         raise ValueError(f"budget must be 0 … max_budget = {max_budget}; got {budgets}.")
-    values, tokens, counts = _candidates(logprobs.cpu().numpy(), ids.cpu().numpy(), max(budgets, default=0))
+    return budgets
 
+
+def grow(
+    first: Iterable[Row],
+    root: Tensor,
+    seq_len: Tensor,
+    budgets: list[int],
+    levels: int,
+    max_budget: int,
+    device: torch.device,
+    out: DraftTree | None,
+) -> DraftTree:
+    """The tree of each sequence as `tree_build` returns them. `first`: the children of each root."""
     batch, size = len(budgets), max_budget + 1
     words = ancestor_words(size)
     fields = np.empty((len(_FIELDS), batch, size), np.int32)
@@ -48,22 +81,21 @@ def tree_build(
     score = np.zeros((batch, size), np.float32)
     ancestors = bytearray()
     n_nodes = []
-    for b, (root_token, position) in enumerate(zip(root.tolist(), seq_len.tolist(), strict=True)):
-        nodes, scores, bits = _grow(values[b], tokens[b], counts[b], root_token, position, budgets[b])
+    for b, (row, root_token, position) in enumerate(zip(first, root.tolist(), seq_len.tolist(), strict=True)):
+        nodes, scores, bits = _grow(row, root_token, position, budgets[b])
         fields[:, b, : len(bits)] = nodes
         score[b, : len(bits)] = scores
         ancestors += b"".join([mask.to_bytes(4 * words, "little") for mask in bits])
         ancestors += bytes(4 * words * (size - len(bits)))
         n_nodes.append(len(bits))
 
-    device = logprobs.device
     masks = np.frombuffer(ancestors, "<i4").reshape(batch, size, words)
     tree = DraftTree(
         **dict(zip(_FIELDS, torch.from_numpy(fields).to(device), strict=True)),
         ancestors=torch.from_numpy(masks).to(device),
         n_nodes=torch.tensor(n_nodes, dtype=torch.int32, device=device),
         score=torch.from_numpy(score).to(device),
-        max_depth=min(logprobs.shape[1], max_budget),
+        max_depth=min(levels, max_budget),
     )
     return into(out, tree)
 
@@ -86,27 +118,25 @@ def _candidates(
     return values.tolist(), tokens.tolist(), np.minimum(finite.sum(-1), budget).tolist()
 
 
-def _grow(
-    values: list[list[float]], ids: list[list[int]], counts: list[int], root: int, seq_len: int, budget: int
-) -> tuple[list[list[int]], list[float], list[int]]:
+def _grow(first: Row, root: int, seq_len: int, budget: int) -> tuple[list[list[int]], list[float], list[int]]:
     """Grows one tree. Returns its fields (in the order of _FIELDS), each node's score, and its ancestor bits as one integer."""
-    levels = len(counts)
     tokens, parents, depths, positions = [root], [-1], [0], [seq_len]
     first_child, next_sibling, last_child = [-1], [-1], [-1]
     scores, bits = [0.0], [1]
-    heap: list[tuple[float, int, int, int]] = []  # -score, depth, parent, rank
+    heap: list[tuple[float, int, int, int, Row]] = []  # -score, depth, parent, rank (two never have the same), its row
     float32 = array("f", [0.0])  # storing a float64 sum of two float32 here rounds it to their float32 sum
 
-    def push(depth: int, parent: int, rank: int) -> None:
-        if depth <= levels and rank < counts[depth - 1]:
-            float32[0] = scores[parent] + values[depth - 1][rank]
-            heappush(heap, (-float32[0], depth, parent, rank))
+    def push(depth: int, parent: int, rank: int, row: Row) -> None:
+        values = row[0]
+        if rank < len(values):
+            float32[0] = scores[parent] + values[rank]
+            heappush(heap, (-float32[0], depth, parent, rank, row))
 
-    push(1, 0, 0)
+    push(1, 0, 0, first)
     while heap and len(tokens) <= budget:
-        cost, depth, parent, rank = heappop(heap)
+        cost, depth, parent, rank, row = heappop(heap)
         node = len(tokens)
-        tokens.append(ids[depth - 1][rank])
+        tokens.append(row[1][rank])
         parents.append(parent)
         depths.append(depth)
         positions.append(seq_len + depth)
@@ -120,6 +150,6 @@ def _grow(
         else:
             next_sibling[last_child[parent]] = node
         last_child[parent] = node
-        push(depth, parent, rank + 1)
-        push(depth + 1, node, 0)
+        push(depth, parent, rank + 1, row)
+        push(depth + 1, node, 0, row[2][rank])
     return [tokens, parents, depths, positions, first_child, next_sibling], scores, bits

@@ -30,6 +30,29 @@ def enumerate_prefixes(logprobs: np.ndarray, budget: int) -> list[tuple[int, ...
     return [path for *_, path in sorted(keyed)[:budget]]
 
 
+def enumerate_paths(first: np.ndarray, conditional: np.ndarray, levels: int, budget: int) -> list[tuple[int, ...]]:
+    """The first `budget` candidate paths where log-probs depend on the parent, found by listing every path.
+
+    first [K], conditional [L-1, K, K] float32.
+    """
+    order: dict[tuple[int, ...], int] = {(): 0}  # position among the paths of its own depth
+    scores: dict[tuple[int, ...], np.float32] = {(): np.float32(0)}
+    keyed = []
+    for depth in range(1, levels + 1):
+        paths = []
+        for parent in [path for path in order if len(path) == depth - 1]:
+            row = first if depth == 1 else conditional[depth - 2, parent[-1]]
+            ranked = sorted((-value, j) for j, value in enumerate(row) if np.isfinite(value))
+            for rank, (cost, j) in enumerate(ranked):
+                scores[*parent, j] = np.float32(scores[parent] - cost)
+                paths.append((-scores[*parent, j], order[parent], rank, (*parent, j)))
+        paths.sort()
+        for position, (cost, _, _, path) in enumerate(paths):
+            order[path] = position
+            keyed.append((cost, depth, position, path))
+    return [path for *_, path in sorted(keyed)[:budget]]
+
+
 def search_by_level(logprobs: np.ndarray, budget: int) -> list[tuple[int, ...]]:
     """The same for large sizes: a node with `budget` better ones at its own depth cannot be in the answer."""
     frontier: list[tuple[int, ...]] = [()]

@@ -20,6 +20,8 @@ from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 from .cases import Case, make
 from .strategies import candidates, token_ids
+from .test_tree_build_path import inputs as path_inputs
+from .test_tree_build_path import random_rows
 from .test_tree_select import check, moved, random_call
 
 DEVICE = torch.device("cuda")
@@ -56,6 +58,14 @@ def trees() -> None:
         accept(tree, expected)
 
 
+def path_trees() -> None:
+    rng = np.random.default_rng(0)
+    for levels, width, budget, kind in ((15, 32, 63, "peaky"), (7, 64, 255, "holes"), (15, 100, 1023, "rounded")):
+        given = path_inputs([random_rows(rng, levels, width, kind) for _ in range(2)], [budget, budget // 2])
+        tree = cuda.tree_build_path(*(x.to(DEVICE) for x in given), max_budget=budget)
+        same(tree, reference.tree_build_path(*given, max_budget=budget))
+
+
 def accept(tree: DraftTree, expected: DraftTree) -> None:
     y = torch.zeros_like(expected.tokens)
     y.scatter_(1, expected.parent.clamp(min=0).long(), expected.tokens)  # every node wants one of its children
@@ -72,6 +82,12 @@ def noise() -> None:
         expected, named = reference.share_noise(logprobs, ids, *numbers)
         torch.testing.assert_close(actual.cpu(), expected, atol=2e-5, rtol=1e-5, equal_nan=True)
         assert (names.cpu() == named).float().mean() > 0.98  # neighbours an ulp apart may change places
+    first, conditional, ids, *_ = path_inputs([random_rows(rng, 3, 70, "holes") for _ in range(2)], [0, 0])
+    given = (first, conditional, ids, *numbers)
+    for a, b in zip(
+        cuda.share_noise_path(*(x.to(DEVICE) for x in given)), reference.share_noise_path(*given), strict=True
+    ):
+        torch.testing.assert_close(a.cpu(), b, atol=2e-5, rtol=1e-5, equal_nan=True)
 
 
 def selection() -> None:
@@ -129,7 +145,7 @@ def attention() -> None:
 
 
 if __name__ == "__main__":
-    for run in (topk, noise, trees, selection, compact, attention):
+    for run in (topk, noise, trees, path_trees, selection, compact, attention):
         run()
         torch.cuda.synchronize()
         print(f"{run.__name__}: as the reference", flush=True)

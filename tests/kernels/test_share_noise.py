@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.kernels import reference, share_noise
+from ddtree.kernels import reference, share_noise, share_noise_path
 from ddtree.kernels.noise import gumbel
 
 from .devices import on_devices, poisoned_memory
@@ -83,6 +83,26 @@ def test_many_candidates_and_pinned_numbers(device):
     expected, names = reference.share_noise(*given_)
     torch.testing.assert_close(shared.cpu(), expected, atol=2e-5, rtol=1e-5)
     assert (named.cpu() == names).float().mean() > 0.99  # neighbours an ulp apart may change places
+
+
+@on_devices
+@given(seeds, st.integers(0, 3), st.integers(1, 5), st.integers(1, 128), kinds)
+@settings(max_examples=40, deadline=None)
+def test_rows_by_parent_are_scored_like_rows(device, rng, batch, levels, width, kind):
+    _, ids, *numbers = random_call(rng, batch, levels, width, "flat")
+    rows = rng.permuted(candidates(rng, batch * (1 + (levels - 1) * width), width, kind), axis=1)
+    first, *conditional = torch.from_numpy(rows).split([batch, batch * (levels - 1) * width])
+    given_ = first, conditional[0].view(batch, levels - 1, width, width), ids, *numbers
+    with poisoned_memory():
+        shared = share_noise_path(*(x.to(device) for x in given_))
+    seed, seq_len, scale = (x[:, None, None] for x in numbers)
+    noise = scale * gumbel(seed, seq_len.long() + 1 + torch.arange(levels)[:, None], ids.long())
+    for got, logprobs, own in zip(shared, given_, (noise[:, 0], noise[:, 1:, None]), strict=False):
+        found, drawn = torch.isfinite(logprobs), numbers[2] > 0
+        expected = (logprobs + own).double().where(found, -torch.inf).log_softmax(-1).where(found, -torch.inf)
+        torch.testing.assert_close(got.cpu()[drawn].double(), expected[drawn], atol=2e-4, rtol=1e-5)
+        assert (got <= 0)[drawn].all()
+        assert str(got[~drawn].tolist()) == str(logprobs[~drawn].tolist())
 
 
 def test_arguments():

@@ -75,6 +75,13 @@ KDTREE_API int32_t kdtree_share_noise(const float *logprobs, const int32_t *ids,
                                       const float *scale, int32_t batch, int32_t levels, int32_t k, float *out_logprobs,
                                       int32_t *out_ids, kdtree_stream stream);
 
+/* The same for log-probs that depend on the parent, as tree_build_path takes them: first [batch, k], conditional [batch,
+ * levels-1, k, k], ids [batch, levels, k], k ≤ 128. Candidates stay where they are; each row is normalised. */
+KDTREE_API int32_t kdtree_share_noise_path(const float *first, const float *conditional, const int32_t *ids,
+                                           const int64_t *seed, const int32_t *seq_len, const float *scale, int32_t batch,
+                                           int32_t levels, int32_t k, float *out_first, float *out_conditional,
+                                           kdtree_stream stream);
+
 /* ---- tree_build: the `budget` most probable prefixes, best first ---- */
 typedef struct {
     const float *logprobs;    /* [batch, levels, k], each row descending; a value that is not finite is no candidate */
@@ -97,6 +104,25 @@ typedef struct {
 KDTREE_API int32_t kdtree_tree_build_workspace(const kdtree_build_input *in, size_t *bytes);
 KDTREE_API int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_tree *out, void *workspace,
                                      size_t workspace_bytes, kdtree_stream stream);
+
+/* ---- tree_build_path: the same where a candidate's log-prob depends on its parent ----
+ * Siblings are ranked by (log-prob descending, candidate ascending); a node's score is the float32 sum down its path, and the
+ * order is tree_build's. */
+typedef struct {
+    const float *first; /* [batch, k] of the candidates of depth 1; not finite: no candidate, here and below */
+    const float
+        *conditional;       /* [batch, levels-1, k, k] [d-1, i, j]: of candidate j of depth d+1 after candidate i of depth d */
+    const int32_t *ids;     /* [batch, levels, k] */
+    const int32_t *root;    /* [batch] token of node 0 */
+    const int32_t *seq_len; /* [batch] position of node 0 */
+    const int32_t *budget;  /* [batch] nodes wanted besides the root; read as 0 … max_budget */
+    int32_t batch, levels, k; /* levels ≤ 64, k ≤ 128 */
+    int32_t max_budget;       /* N ≤ 1023 */
+} kdtree_path_input;
+
+KDTREE_API int32_t kdtree_tree_build_path_workspace(const kdtree_path_input *in, size_t *bytes);
+KDTREE_API int32_t kdtree_tree_build_path(const kdtree_path_input *in, const kdtree_tree *out, void *workspace,
+                                          size_t workspace_bytes, kdtree_stream stream);
 
 /* ---- tree_select: of all trees together the nodes that are worth what they cost; tree_learn: how nodes like them fared ----
  * A node's chance is its parent's times (hits[own] + prior * known) / (cases[own] + prior), known being the same of the cell of
