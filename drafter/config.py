@@ -16,6 +16,7 @@ ARCHITECTURE = "DFlashDraftModel"
 QUANTIZATION_KEY = "ddtree_quantization"
 RANDOM_KEY = "ddtree_random_weights"  # true: there is no weights file, make some
 QUANTIZATIONS = ("int8_rows",)
+PATH_HEAD = "path_head"  # folder of a checkpoint that has such a head (path_head.py)
 ROPE_TYPES = ("default", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -253,6 +254,7 @@ class DrafterInfo(DrafterConfig):
     checkpoint_dir: Path
     quantization: str | None = None  # one of QUANTIZATIONS, None for plain floating point
     random_weights: bool = False  # there is no weights file
+    path_head: bool = False  # its candidates depend on the token before them
 
     @classmethod
     def read(cls, checkpoint_dir: str | Path) -> DrafterInfo:
@@ -268,6 +270,7 @@ class DrafterInfo(DrafterConfig):
             raise ValueError(f"drafter {checkpoint_dir}: {error}") from error
         known = {field.name: getattr(config, field.name) for field in fields(DrafterConfig)}
         known |= {"quantization": quantization, "random_weights": bool(raw.get(RANDOM_KEY))}
+        known |= {"path_head": (path.parent / PATH_HEAD).is_dir()}
         return cls(**known, checkpoint_dir=Path(checkpoint_dir))
 
     def check_target(self, target_hidden: int, target_vocab: int, target_layers: int, target_name: str) -> None:

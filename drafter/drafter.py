@@ -19,6 +19,7 @@ from ddtree.drafter.growing import GrowingContexts
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice, check_items
 from ddtree.drafter.paged import PagedContexts
 from ddtree.drafter.pages import ContextFull
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.stack import Stack
 from ddtree.drafter.target_ends import TargetEnds
 
@@ -41,6 +42,7 @@ class Drafter:
         max_sequences: int = 64,
         paged: bool | None = None,
         graphs: bool = True,
+        path_head: bool = True,
     ) -> None:
         """Loads a checkpoint and the ends of its target.
 
@@ -53,6 +55,7 @@ class Drafter:
             paged: contexts in one pool of pages; None: on a GPU, unless a layer has a sliding window. Such checkpoints
                 run sequence by sequence, as on a CPU, which keeps a GPU waiting for the host.
             graphs: run paged contexts as CUDA graphs where that is possible.
+            path_head: use the checkpoint's, where it has one.
         Raises:
             ValueError: a checkpoint or target that cannot be used, or not with each other or these sizes.
         """
@@ -62,7 +65,8 @@ class Drafter:
         device = torch.device(device)
         ends = TargetEnds.load(target_dir, self.info, dtype=dtype, device=device)
         model = load_published(checkpoint_dir, dtype=dtype, device=device)
-        stack = Stack(model, ends, min(top_k, self.info.vocab_size))
+        head = PathHead.load(self.info, dtype=dtype, device=device) if path_head else None
+        stack = Stack(model, ends, min(top_k, self.info.vocab_size), head)
         self._clock = stack.clock
         if paged is None:
             paged = device.type == "cuda" and all(span.window is None for span in self.info.spans)

@@ -41,9 +41,13 @@ class Candidates:
 
     logprobs: Tensor  # [B, L, K] fp32, best first; -inf where there is no candidate
     ids: Tensor  # [B, L, K] int32; -1 where there is no candidate
+    # [B, L-1, K, K] fp32, where there is a path head: [b, d-1, i, j] is of candidate j of depth d+1 after candidate i of depth d.
+    # Then logprobs[:, 0] are given the bonus token, in no order; those of deeper ones stay what they are whatever came before.
+    conditional: Tensor | None = None
 
     def first(self, rows: int) -> Candidates:
-        return Candidates(self.logprobs[:rows], self.ids[:rows])
+        below = None if self.conditional is None else self.conditional[:rows]
+        return Candidates(self.logprobs[:rows], self.ids[:rows], below)
 
 
 def check_items(

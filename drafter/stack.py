@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ddtree.drafter.config import DrafterConfig
 from ddtree.drafter.dflash import DFlashLayer, DFlashModel
 from ddtree.drafter.items import Candidates
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.rotary import rotary_table, rotate
 from ddtree.drafter.target_ends import TargetEnds
 from ddtree.kernels import topk_logprobs
@@ -39,12 +40,14 @@ class Cache(Protocol):
 class Stack:
     """A DFlash model between a target's embedding and lm_head."""
 
-    def __init__(self, model: DFlashModel, ends: TargetEnds, top_k: int) -> None:
+    def __init__(self, model: DFlashModel, ends: TargetEnds, top_k: int, path_head: PathHead | None = None) -> None:
         """Takes the model apart: its layers are gone afterwards, so that weights are not held twice.
 
         Args:
             top_k: candidates per position (K), at most the vocabulary.
+            path_head: makes candidates depend on those before them.
         """
+        self._path_head = path_head
         self.config = config = model.config
         self.clock = DeviceClock(ends.embedding.device)
         self.device, self.dtype, self.top_k = ends.embedding.device, ends.embedding.dtype, top_k
@@ -82,8 +85,13 @@ class Stack:
         for i, layer in enumerate(self._layers):
             x = layer.finish(x, cache.attend(i, *layer.qkv(x, cos, sin)))
         hidden = x.unflatten(0, (-1, config.block_size))[:, 1 : 1 + levels].flatten(0, 1)
-        logprobs, best = topk_logprobs(self._logits(_norm(hidden, self._norm, config)), self.top_k)
-        return Candidates(*(rows.unflatten(0, (-1, levels)) for rows in (logprobs, best)))
+        hidden = _norm(hidden, self._norm, config)
+        logprobs, best = topk_logprobs(self._logits(hidden), self.top_k)
+        candidates = Candidates(*(rows.unflatten(0, (-1, levels)) for rows in (logprobs, best)))
+        if self._path_head is None:
+            return candidates
+        bonus = ids.view(-1, config.block_size)[:, 0]
+        return self._path_head.given_the_path(candidates, hidden.unflatten(0, (-1, levels)), bonus)
 
     def no_candidates(self) -> Candidates:
         """The candidates of no block."""

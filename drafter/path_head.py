@@ -1,0 +1,104 @@
+"""The head that makes a drafter's log-probs depend on the path: a low-rank term of the token before each slot. Knows no layers.
+
+logits of slot k += w2 · (gate ⊙ w1[token before it]), a Markov head as DSpark has one (speculators 0.9.0). So a candidate has a
+log-prob for each candidate of the slot before it, and what a candidate's siblings share is known: a tree grown from that accepts
+more of the same budget.
+
+It lies in a checkpoint's folder `path_head`, as engines read every *.safetensors at the top level and refuse names that they do
+not know. Tensors, in any floating dtype, with or without "markov_head." before them:
+    markov_w1.weight, markov_w2.weight   [V, r], of the token before and of the token itself
+    gate.weight                          [r, d]: the gate is W h, h being the slot's normed hidden state
+    gate_proj.weight, gate_proj.bias     [r, d + r], [r]: it is sigmoid(W [h, w1] + b) ("gated" in speculators)
+and without the last three it is 1 ("vanilla" there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn import functional as F
+
+from ddtree.drafter.config import PATH_HEAD, DrafterInfo
+from ddtree.drafter.items import Candidates
+from ddtree.drafter.tensors import read_tensors
+
+PREFIX = "markov_head."
+BEFORE, ITSELF = "markov_w1.weight", "markov_w2.weight"
+GATE, GATE_PROJ, GATE_BIAS = "gate.weight", "gate_proj.weight", "gate_proj.bias"
+
+
+class PathHead:
+    """The head of one drafter. Tables stay in the dtype given, sums are float32."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, vocab_size: int, hidden_size: int) -> None:
+        """Raises ValueError where tensors are missing, unknown or misshapen."""
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+        rank = tensors[BEFORE].shape[-1] if BEFORE in tensors else 0
+        gates: dict[str, tuple[int, ...]] = {}
+        if GATE in tensors:
+            gates = {GATE: (rank, hidden_size)}
+        elif GATE_PROJ in tensors:
+            gates = {GATE_PROJ: (rank, hidden_size + rank), GATE_BIAS: (rank,)}
+        expected = {BEFORE: (vocab_size, rank), ITSELF: (vocab_size, rank), **gates}
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if found != expected:
+            raise ValueError(f"a path head of tensors {found}; expected {expected}")
+        self.tensors = tensors
+        self._rank = rank
+
+    @classmethod
+    def load(cls, info: DrafterInfo, *, dtype: torch.dtype, device: torch.device | str) -> PathHead | None:
+        """That of a checkpoint; None where it has none. Raises ValueError, naming the checkpoint, where it is no such head."""
+        if not info.path_head:
+            return None
+        stored = read_tensors(info.checkpoint_dir / PATH_HEAD)
+        sizes = {"vocab_size": info.vocab_size, "hidden_size": info.hidden_size}
+        try:
+            return cls({name: tensor.to(device, dtype) for name, tensor in stored.items()}, **sizes)
+        except ValueError as error:
+            raise ValueError(f"drafter {info.checkpoint_dir}: {error}") from error
+
+    def save(self, checkpoint_dir: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Writes the folder into a checkpoint."""
+        folder = Path(checkpoint_dir) / PATH_HEAD
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.tensors.items()}
+        (folder / "model.safetensors").write_bytes(save(stored, {"format": "pt"}))
+
+    def given_the_path(self, candidates: Candidates, hidden: Tensor, bonus: Tensor) -> Candidates:
+        """The candidates with what each one's log-prob is after each candidate before it.
+
+        A row's candidates keep the mass that they have together without the head: what it says of all other tokens is not known.
+
+        Args:
+            candidates: [B, L, K], whose first depth is overwritten.
+            hidden: [B, L, d] normed hidden states of their slots.
+            bonus: [B] integer tokens before the first slot.
+        """
+        logprobs, ids = candidates.logprobs, candidates.ids.clamp(min=0)
+        mass = logprobs.logsumexp(-1, keepdim=True)
+        itself = F.embedding(ids, self.tensors[ITSELF]).float().mT  # [B, L, r, K]
+        first = self._gated(hidden[:, :1], F.embedding(bonus[:, None, None], self.tensors[BEFORE])) @ itself[:, :1]
+        below = self._gated(hidden[:, 1:], F.embedding(ids[:, :-1], self.tensors[BEFORE])) @ itself[:, 1:]
+        conditional = _with_mass(below.add_(logprobs[:, 1:, None]), mass[:, 1:, None])
+        logprobs[:, :1] = _with_mass(first[:, :, 0].add_(logprobs[:, :1]), mass[:, :1])
+        return Candidates(logprobs, candidates.ids, conditional)
+
+    def _gated(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """hidden [B, L, d], before [B, L, K, r] → [B, L, K, r] float32."""
+        if (gate := self.tensors.get(GATE)) is not None:
+            return F.linear(hidden, gate).float()[:, :, None] * before.float()
+        if (proj := self.tensors.get(GATE_PROJ)) is not None:
+            of_hidden, of_before = proj.split([hidden.shape[-1], self._rank], 1)
+            own = F.linear(hidden, of_hidden, self.tensors[GATE_BIAS])[:, :, None]
+            return torch.sigmoid(own + F.linear(before, of_before)).float() * before.float()
+        return before.float()
+
+
+def _with_mass(raw: Tensor, mass: Tensor) -> Tensor:
+    """Log-probs ≤ 0 of rows of logits, each row's total being `mass`, which has one column."""
+    return (raw - raw.logsumexp(-1, keepdim=True)).add_(mass).clamp_(max=0)
