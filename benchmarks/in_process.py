@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from torch import Tensor
 from transformers import AutoTokenizer
 
 from ddtree.deployments.grammar import Grammars, tokenizer_of
@@ -15,12 +14,13 @@ from ddtree.deployments.round_loop import RoundLoop
 from ddtree.deployments.scheduler import Limits, Scheduler
 from ddtree.deployments.sequence import Sequence
 from ddtree.deployments.shapes import shipped_checkpoints
-from ddtree.drafter.drafter import Drafter, DraftItem
+from ddtree.drafter.drafter import Candidates, Drafter, DraftItem
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.embedded import prepare
 from ddtree.verifier.hf import HFTarget
 from ddtree.verifier.model_dir import TargetInfo
 from ddtree.verifier.pages import PageAllocator
+from ddtree.verifier.transfer import own
 
 PAGES, PAGE_SIZE = 2048, 16
 SEQUENCES = 8  # at a time
@@ -55,9 +55,9 @@ class LocalDrafter:
 
     def start(self, items: list[DraftItem], features: VerifyResult | None) -> None:
         found = self._drafter.draft(items, [] if features is None else [features.features])
-        self._found = found.logprobs.clone(), found.ids.clone()
+        self._found = own(found)
 
-    def result(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> Candidates:
         return self._found
 
     def release(self, sequences: list[str]) -> None:

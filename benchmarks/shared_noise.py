@@ -50,7 +50,8 @@ class RecordingDrafter(LocalDrafter):
     def start(self, items: list[DraftItem], features: VerifyResult | None) -> None:
         super().start(items, features)
         asked = [item for item in items if item.bonus is not None]
-        for item, logprobs, ids in zip(asked, *self.result(), strict=True):
+        found = self.result()
+        for item, logprobs, ids in zip(asked, found.logprobs, found.ids, strict=True):
             self.drafted.append(Drafted(item.sequence, item.position, Candidates(logprobs, ids)))
 
 

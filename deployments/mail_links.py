@@ -13,7 +13,6 @@ from typing import Any
 import ray
 import torch
 from ray.actor import ActorHandle
-from torch import Tensor
 
 from ddtree.deployments import node_transport
 from ddtree.deployments.channel import Caller, CallFailed, results
@@ -58,13 +57,13 @@ class MailDrafter:
         except LOST as error:
             raise PeerLost(why(error)) from error
 
-    def result(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> Candidates:
         """Views of the drafter's outbox, until the second draft after this one."""
         try:
             candidates: Candidates = self._line.inbox.read(self._line.caller.result())
         except (*LOST, CallFailed, StaleMessage) as error:
             raise PeerLost(why(error)) from error
-        return candidates.logprobs, candidates.ids
+        return candidates
 
     def release(self, sequences: list[str]) -> None:
         """Forget sequences; nobody waits for it."""

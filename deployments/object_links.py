@@ -14,7 +14,6 @@ import ray
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
-from torch import Tensor
 
 from ddtree.deployments import node_transport, wire
 from ddtree.deployments.mailbox import Letter
@@ -42,14 +41,14 @@ class ObjectDrafter:
         except LOST as error:
             raise PeerLost(why(error)) from error
 
-    def result(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> Candidates:
         try:
             candidates: Candidates = ray.get(self._pending, timeout=self._timeout)
         except LOST as error:
             raise PeerLost(why(error)) from error
         finally:
             self._pending = None
-        return candidates.logprobs, candidates.ids
+        return candidates
 
     def release(self, sequences: list[str]) -> None:
         """Forget sequences; nobody waits for it."""

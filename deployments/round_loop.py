@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, TreeBatch, lay_out
 from ddtree.deployments.budgets import Budgets, Choice, Chosen
 from ddtree.deployments.costs import StepSize
+from ddtree.deployments.drafts import deepened, grown, joined, noised
 from ddtree.deployments.errors import GrammarError
 from ddtree.deployments.forced import forced
 from ddtree.deployments.masks import lay_out_masks
@@ -32,8 +32,8 @@ from ddtree.deployments.round_curve import size_of
 from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
-from ddtree.drafter.items import DraftItem, FeatureSlice
-from ddtree.kernels import AcceptedPath, DraftTree, share_noise, tree_accept, tree_build, tree_builder, tree_walker
+from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice
+from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_builder, tree_walker
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
@@ -51,8 +51,8 @@ class DrafterPeer(Protocol):
     id: str
 
     def start(self, items: list[DraftItem], features: Any) -> None: ...
-    def result(self) -> tuple[Tensor, Tensor]:
-        """logprobs [B, L, K] float32 and ids [B, L, K] int32 of the items with a bonus. Raises PeerLost."""
+    def result(self) -> Candidates:
+        """Of the items with a bonus. Raises PeerLost."""
         ...
 
     def release(self, sequences: list[str]) -> None: ...
@@ -143,7 +143,7 @@ class RoundLoop:
         self.metrics = Metrics(scheduler.limits.prefix_cache)
         self._emit, self._device, self._shares_noise = emit, torch.device(device), shared_noise
         self._outgoing: list[tuple[Sequence, Delta | Exception]] = []  # leaves while others compute
-        self._candidates: tuple[int, int] | None = None  # levels and K of the last
+        self._candidates: tuple[int, int] | None = None  # levels and K of the last, where no tree depends on paths
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
@@ -302,8 +302,8 @@ class RoundLoop:
         for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
             self.forget_drafter(drafter, "it left")
 
-    def _draft(self, work: Round) -> tuple[Tensor, Tensor] | None:
-        """Candidates [B, L, K] over the decoding entries; a row of −inf and budget 0 where there is no draft. The batch is
+    def _draft(self, work: Round) -> Candidates | None:
+        """Candidates over the decoding entries; a row of −inf and budget 0 where there is no draft. The batch is
         laid out while the drafters work, if it is known by then, and the verifier told of it."""
         items: dict[str, list[DraftItem]] = {}
         wanted: dict[str, list[int]] = {}
@@ -322,11 +322,11 @@ class RoundLoop:
         if not (self._budgets and work.choice and self._budgets.after):
             work.layout = self._lay_out(work, expected, max(self._sizes(work, expected), default=0))
             self._announce(work, expected)
-        found: list[tuple[list[int], Tensor, Tensor]] = []
+        found: list[tuple[list[int], Candidates]] = []
         for drafter_id in items:
             answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
             if answer is not None and drafter_id in wanted:
-                found.append((wanted[drafter_id], *answer))
+                found.append((wanted[drafter_id], answer))
         candidates = self._merge(work, found)
         if work.budgets != expected:  # a draft that was started did not come
             work.layout = work.announced = work.numbers = work.builder = work.choice = None
@@ -399,28 +399,17 @@ class RoundLoop:
         sequence.restart = False
         return item
 
-    def _merge(self, work: Round, found: list[tuple[list[int], Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-        drafted = {i for rows, _, _ in found for i in rows}
+    def _merge(self, work: Round, found: list[tuple[list[int], Candidates]]) -> Candidates | None:
+        drafted = {i for rows, _ in found for i in rows}
         for i, entry in enumerate(work.trees):
             if i not in drafted:
                 self.totals.fallbacks += entry.budget > 0
                 entry.sequence.stats.fallback_rounds += entry.budget > 0
                 work.budgets[i] = 0
         work.drafted = len(drafted)
-        if not found:
-            return None
-        if len(found) == 1 and len(drafted) == len(work.trees):
-            return found[0][1].to(self._device), found[0][2].to(self._device)
-        shape = (len(work.trees), max(part.shape[1] for _, part, _ in found), found[0][1].shape[2])
-        logprobs = torch.full(shape, -torch.inf, device=self._device)
-        ids = torch.full(shape, -1, dtype=torch.int32, device=self._device)
-        for rows, part_logprobs, part_ids in found:
-            at = torch.tensor(rows, device=self._device)
-            levels = part_ids.shape[1]
-            logprobs[at, :levels], ids[at, :levels] = part_logprobs.to(self._device), part_ids.to(self._device)
-        return logprobs, ids
+        return joined(found, len(work.trees), self._device) if found else None
 
-    def _build(self, work: Round, candidates: tuple[Tensor, Tensor] | None) -> tuple[Layout, TreeBatch]:
+    def _build(self, work: Round, candidates: Candidates | None) -> tuple[Layout, TreeBatch]:
         """The batch with its trees, and with what grammars allow at their nodes. Where nothing was drafted every tree is its
         root."""
         room = None if work.announced else self.verifier.room()
@@ -433,7 +422,7 @@ class RoundLoop:
         laid.gather()
         return layout, laid
 
-    def _trees(self, work: Round, candidates: tuple[Tensor, Tensor], room: Allocate | None) -> DraftTree | None:
+    def _trees(self, work: Round, candidates: Candidates, room: Allocate | None) -> DraftTree | None:
         if self._budgets and not work.choice and _adapt(work.trees, work.budgets):
             work.choice = self._budgets.begin(work.entries, work.budgets)
         sizes = self._sizes(work, work.budgets)
@@ -442,18 +431,18 @@ class RoundLoop:
         if self._shares_noise and not all(p.greedy for p in draws):
             scales = [0.0 if p.greedy else NOISE_SHARE * p.temperature for p in draws]
             seeds, scale = self._memory.draws([p.seed for p in draws], scales)
-            candidates = share_noise(*candidates, seeds, numbers[1], scale)
+            candidates = noised(candidates, seeds, numbers[1], scale)
         if work.announced:
-            candidates = _deepened(candidates, self.scheduler.limits.horizon)
-        _, levels, k = candidates[0].shape
-        before, self._candidates = self._candidates, (levels, k)
+            candidates = deepened(candidates, self.scheduler.limits.horizon)
+        _, levels, k = candidates.ids.shape
+        before, self._candidates = self._candidates, (levels, k) if candidates.conditional is None else None
         if work.builder and before == self._candidates:
-            tree = work.builder(*candidates)
+            tree = work.builder(candidates.logprobs, candidates.ids)
         else:
             out = work.announced.tree if work.announced else None
             if room and not work.choice:
                 out = DraftTree.allocate(len(sizes), levels, max(sizes), room)
-            tree = tree_build(*candidates, *numbers, max_budget=max(sizes), out=out)
+            tree = grown(candidates, numbers, max(sizes), out)
         work.built = tree
         if self._budgets and work.choice and self._budgets.after:
             work.chosen = self._budgets.choose(work.choice, tree)
@@ -577,16 +566,6 @@ class RoundLoop:
         self._new_context.pop(sequence.id, None)
         if sequence.drafter:
             self._drafter_call(sequence.drafter, lambda drafter: drafter.release([sequence.id]))
-
-
-def _deepened(candidates: tuple[Tensor, Tensor], levels: int) -> tuple[Tensor, Tensor]:
-    """With so many depths [B, L, K], the last of which may have no candidates."""
-    missing = (0, 0, 0, levels - candidates[0].shape[1])
-    return (
-        (pad(candidates[0], missing, value=-torch.inf), pad(candidates[1], missing, value=-1))
-        if missing[-1]
-        else candidates
-    )
 
 
 def _adapt(trees: list[Entry], budgets: list[int]) -> bool:

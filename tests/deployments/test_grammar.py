@@ -21,6 +21,7 @@ from ddtree.deployments.requests import Delta, EditParams, GenerationRequest, Sa
 from ddtree.deployments.round_loop import PeerLost
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Sequence
+from ddtree.drafter.items import Candidates
 from ddtree.verifier.batch import TokenMasks
 from ddtree.verifier.edits import BANNED
 from ddtree.verifier.masks import mask
@@ -250,15 +251,27 @@ def test_what_a_grammar_forces_is_drafted(tokenizer: LLTokenizer) -> None:
     guesses = torch.arange(2 * (len(must) + 1) * 3).int().view(2, -1, 3)
     logprobs = torch.full(guesses.shape, -1.0)
     entries = [Entry(sequence, 4, 3, True) for sequence in (free, bound)]
-    got_logprobs, got = forced((logprobs, guesses), entries)
+    drafted = Candidates(logprobs, guesses)
+    found = forced(drafted, entries)
+    got_logprobs, got = found.logprobs, found.ids
     assert got[1, :-1, 0].tolist() == must
     assert got_logprobs[1, :-1].tolist() == [[0, -torch.inf, -torch.inf]] * len(must)
     for before, after in ((logprobs, got_logprobs), (guesses, got)):
         assert torch.equal(before[0], after[0]) and torch.equal(before[1, -1], after[1, -1])
-    assert (logprobs == -1).all() and torch.equal(guesses.flatten(), torch.arange(guesses.numel()).int())
+    below = torch.full((2, len(must), 3, 3), -2.0)
+    by_parent = forced(Candidates(logprobs, guesses, below), entries)
+    assert torch.equal(by_parent.logprobs, got_logprobs) and torch.equal(by_parent.ids, got)
+    assert by_parent.conditional is not None and torch.equal(by_parent.conditional[0], below[0])
+    assert by_parent.conditional[1, :-1].tolist() == [[[0, -torch.inf, -torch.inf]] * 3] * (len(must) - 1)
+    assert by_parent.conditional[1, -1].tolist() == [[-1] * 3, [-2] * 3, [-2] * 3]
+    assert (
+        (below == -2).all()
+        and (logprobs == -1).all()
+        and torch.equal(guesses.flatten(), torch.arange(guesses.numel()).int())
+    )
     state.advance(ids)
     assert state.forced() == []
-    assert forced((logprobs, guesses), entries)[1] is guesses
+    assert forced(drafted, entries) is drafted
 
 
 def test_what_makes_no_sense_is_said() -> None:

@@ -261,9 +261,12 @@ def test_the_largest_messages_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     y, features = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, 2 * 32)
     wide = torch.zeros(rows, 1 + MAX_LOGPROBS)
     found = Logprobs(wide, wide.int(), y)
+    whole = Candidates(logprobs.repeat(2, 1, 1)[:5], ids.repeat(2, 1, 1)[:5])
+    with_head = replace(models, drafter=replace(models.drafter, path_head=True))
     for message, bound in (
         (VerifyResult(y, y, features, 0.0, found), bounds.of_verifier(config, models, 4)),
-        (Candidates(logprobs.repeat(2, 1, 1)[:5], ids.repeat(2, 1, 1)[:5]), bounds.of_drafter(config, models)),
+        (whole, bounds.of_drafter(config, models)),
+        (replace(whole, conditional=torch.zeros(5, HORIZON - 1, 8, 8)), bounds.of_drafter(config, with_head)),
     ):
         outbox = Outbox("cpu", bound)
         peer(outbox).read(outbox.write(message))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from ddtree.deployments.requests import Delta
 from ddtree.drafter.drafter import Candidates, Drafter
@@ -32,8 +31,8 @@ class Peer:
     def start(self, items: list[DraftItem], verified: VerifyResult | None) -> None:
         self._candidates: Candidates = self.drafter.draft(items, [verified.features] if verified else [])
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        return self._candidates.logprobs, self._candidates.ids
+    def result(self) -> Candidates:
+        return self._candidates
 
     def release(self, sequences: list[str]) -> None:
         self.drafter.release(sequences)

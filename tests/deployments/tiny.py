@@ -24,7 +24,7 @@ from ddtree.deployments.sequence import Sequence
 from ddtree.drafter.checkpoint import save_published
 from ddtree.drafter.config import DrafterConfig, Rope
 from ddtree.drafter.dflash import DFlashModel
-from ddtree.drafter.items import DraftItem
+from ddtree.drafter.items import Candidates, DraftItem
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 from ddtree.verifier.hf import HFTarget
@@ -138,7 +138,7 @@ class Guesser:
                 assert self.ends[item.sequence] == item.position, "context must end before the bonus"
         self._items = [item for item in items if item.bonus is not None]
 
-    def result(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> Candidates:
         if self.dead:
             raise PeerLost("dead")
         asked = [HORIZON if item.levels is None else item.levels for item in self._items]
@@ -153,7 +153,7 @@ class Guesser:
                     order[int(torch.randint(TOP_K, (), generator=self._random))] = truth[depth]
                 ids[i, depth] = order
         logits = torch.randn(shape, generator=self._random)
-        return logits.log_softmax(-1).sort(-1, descending=True).values, ids
+        return Candidates(logits.log_softmax(-1).sort(-1, descending=True).values, ids)
 
     def release(self, sequences: list[str]) -> None:
         for sequence in sequences:
