@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 from ddtree.drafter.config import DrafterConfig, Rope
 from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.training import ops
-from ddtree.drafter.training.acceptance import nested_depths
+from ddtree.drafter.training.acceptance import nested_depths, nested_path_depths
 from ddtree.drafter.training.answers import Answers, AnswerStore, Source
 from ddtree.drafter.training.masks import AnchorMask, DocumentMask
 from ddtree.drafter.training.muon import Optimiser, orthogonalise
@@ -182,6 +183,28 @@ def test_trees_accept_as_brute_force(seed: int, data: st.DataObject) -> None:
     paths = (p for d in (1, 2, 3) for p in itertools.product(range(4), repeat=d))
     ranked = sorted(paths, key=lambda p: -math.fsum(logprobs[i][k] for i, k in enumerate(p)))
     for budget, depth in nested_depths(logprobs, rank, (1, 3, 8, 20)).items():
+        tree = set(ranked[:budget])
+        assert depth == next((d for d in range(3) if tuple(rank[: d + 1]) not in tree), 3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds)
+def test_trees_that_depend_on_paths_accept_what_the_kernel_has_in_them(seed: int) -> None:
+    """And where no row depends on its parent, what those do that depend on none."""
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = torch.randn(3, 4, generator=generator).log_softmax(-1).sort(-1, descending=True).values
+    rank = torch.randint(5, (3,), generator=generator).tolist()
+    below, budgets = logprobs[1:, None].expand(-1, 4, -1).contiguous(), (1, 3, 8, 20, 90)
+    assert nested_path_depths(logprobs[0], below, rank, budgets) == nested_depths(logprobs.tolist(), rank, budgets)
+    below = torch.randn(2, 4, 4, generator=generator).log_softmax(-1)
+
+    def cost(path: tuple[int, ...]) -> float:
+        return -math.fsum(
+            [float(logprobs[0, path[0]])] + [float(below[d, a, b]) for d, (a, b) in enumerate(pairwise(path))]
+        )
+
+    ranked = sorted((p for d in (1, 2, 3) for p in itertools.product(range(4), repeat=d)), key=cost)
+    for budget, depth in nested_path_depths(logprobs[0], below, rank, budgets).items():
         tree = set(ranked[:budget])
         assert depth == next((d for d in range(3) if tuple(rank[: d + 1]) not in tree), 3)
 
