@@ -116,6 +116,7 @@ target's own answer accepts, round by round, over its first {o.evaluate_tokens} 
 def _tables(o: TrainOptions, evaluation: dict[str, Any]) -> str:
     titles = {
         "held_out": f"**Held-out prompts**, up to {o.evaluate_prompts} of each set.",
+        "held_out_path": "**Held-out prompts**, chains and trees chosen by the path head.",
         "validation": "**Validation split**: flatters, because its prompts resemble the training data.",
     }
     parts = [f"{title}\n\n{table(evaluation[key])}" for key, title in titles.items() if evaluation.get(key)]

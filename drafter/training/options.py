@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Report = Callable[[str, float, str], None]  # (stage, fraction done 0..1, one line of text)
-STAGES = ("prompts", "answers", "train", "publish")
+STAGES = ("prompts", "answers", "train", "path", "publish")
 TILE = 128  # flex attention's block: on a GPU, context and packed blocks are whole tiles
 
 
@@ -50,6 +50,8 @@ class TrainOptions:
     max_new: int = _option(320, "tokens of one answer")
     batch: int = _option(16, "training rows of one step")
     anchors: int = _option(256, "blocks drafted in one training row")
+    path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none")
+    path_seconds: float | None = _option(None, "time for its training; default: 6 % of the budget")
     learning_rate: float = _option(0.02, "of Muon, for the matrices")
     norm_learning_rate: float = _option(1e-3, "of AdamW, for the norms")
     decay: float = _option(0.01, "of the matrices, times the learning rate")
@@ -96,6 +98,11 @@ class TrainOptions:
         return 60 * self.minutes * 0.62 if self.train_seconds is None else self.train_seconds
 
     @property
+    def path_training(self) -> float:
+        """Seconds for the path head, which come on top of `training`."""
+        return 60 * self.minutes * 0.06 if self.path_seconds is None else self.path_seconds
+
+    @property
     def longest_prompt(self) -> int:
         """In tokens."""
         return self.context - self.max_new - 8
@@ -110,6 +117,7 @@ class TrainOptions:
     def identity(self) -> dict[str, Any]:
         """What must not change between the runs that share an out_dir, as JSON values."""
         free = {"out_dir", "target_dir", "resume", "stop_after", "device", "evaluate", "minutes", "prompts", "sources"}
+        free |= {"path_rank", "path_seconds"}  # of a stage of its own, after the drafter's
         free |= {"save_seconds", "harvest_seconds", "slots", "evaluate_prompts", "evaluate_tokens"}
         free |= {"target_name", "target_credit", "licence"}
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}

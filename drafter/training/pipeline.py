@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ddtree.drafter.checkpoint import load_published
-from ddtree.drafter.config import DrafterConfig, Rope, default_target_layer_ids
+from ddtree.drafter.config import PATH_HEAD, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training import publish
 from ddtree.drafter.training.acceptance import Sample, measure
 from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, summary
@@ -20,6 +21,7 @@ from ddtree.drafter.training.card import Facts, table, target_name
 from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
 from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.options import STAGES, Report, TrainOptions
+from ddtree.drafter.training.path_trainer import PathTrainer
 from ddtree.drafter.training.plot import save_plot
 from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
 from ddtree.drafter.training.ragged import token_dtype
@@ -73,18 +75,33 @@ class _Run:
         self._free()
 
     def train(self) -> None:
-        o = self.options
         if (self.out / publish.INT8 / "config.json").exists():  # written last
             return
         answers, _ = self.store.load()
-        train, validation = split(answers, o.validation_every)
-        rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in (train, validation)]
-        trainer = Trainer(o, self._config(), self.target, rows[0], rows[1], folder=self.out)
+        trainer = self._trainer(answers, self._config())
         trainer.fit(self.report)
         publish.facts(self.device, summary(answers)).save(self.out / "facts.json")
         publish.save_checkpoints(trainer.finished_model(), self.out)
         del trainer
         self._free()
+
+    def path(self) -> None:
+        rank = self.options.path_rank
+        if not rank or (self.out / publish.INT8 / PATH_HEAD).exists():  # written last
+            return
+        model = load_published(self.out / publish.PUBLISHED, dtype=self.target.dtype, device=self.device)
+        trainer = PathTrainer(self._trainer(self.store.load()[0], model.config), model, rank)
+        found = trainer.fit(self.report)
+        (self.out / "path.json").write_text(json.dumps(found) + "\n")
+        for form in (publish.PUBLISHED, publish.INT8):
+            trainer.head().save(self.out / form)
+        del trainer, model
+        self._free()
+
+    def _trainer(self, answers: Answers, config: DrafterConfig) -> Trainer:
+        o = self.options
+        rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in split(answers, o.validation_every)]
+        return Trainer(o, config, self.target, rows[0], rows[1], folder=self.out)
 
     def publish(self) -> None:
         path = self.out / "evaluation.json"
@@ -109,12 +126,21 @@ class _Run:
         self.report("publish", 0.1, "measuring on the validation split")
         for key, form in (("validation", publish.INT8), ("validation_bf16", publish.PUBLISHED)):
             out[key] = measure(models[form], self.target, own, longest=o.evaluate_tokens)
+        info = DrafterInfo.read(self.out / publish.INT8)
+        head = PathHead.load(info, dtype=self.target.dtype, device=self.device)
+        if head:
+            out["validation_path"] = measure(
+                models[publish.INT8], self.target, own, longest=o.evaluate_tokens, head=head
+            )
         if o.evaluate:
             self.report("publish", 0.3, "the target answers held-out prompts")
             samples = list(self._held_out())
             self._free()
             self.report("publish", 0.5, f"measuring on {len(samples)} held-out answers")
             out["held_out"] = measure(models[publish.INT8], self.target, samples, longest=o.evaluate_tokens)
+            if head:
+                path = measure(models[publish.INT8], self.target, samples, longest=o.evaluate_tokens, head=head)
+                out["held_out_path"] = path
         return out
 
     def _held_out(self) -> Iterator[Sample]:

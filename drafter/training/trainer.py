@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ class Seen:
     features: Tensor  # [B, T, n·d], divided by the per-channel size
     hidden: Tensor  # [B, T, d], normed, for the head
     position: Tensor  # [B, T] int64 from each document's begin
+
+
+Loss = Callable[[Blocks, Tensor, Seen], tuple[Tensor, Tensor, Tensor]]  # see Trainer.loss
 
 
 def initialise(model: DFlashModel, final_norm: Tensor, seed: int) -> None:
@@ -131,6 +134,27 @@ class Trainer:
         Returns:
             `(loss [], gradient of drafted, hits [B, A, block-1])`; a hit is a slot whose most likely token is the text's.
         """
+        head, flat = self.target.head, drafted.detach().reshape(-1, drafted.shape[-1])
+        grad = torch.empty_like(flat)
+
+        def take(part: slice, gradient: Tensor) -> None:
+            grad[part] = gradient @ head
+
+        loss, total, hits = self.score(blocks, seen, lambda part: F.linear(flat[part], head), take)
+        return loss, (grad / total).view_as(drafted), hits
+
+    @torch.no_grad()
+    def score(
+        self, blocks: Blocks, seen: Seen, logits: Callable[[slice], Tensor], take: Callable[[slice, Tensor], None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted cross-entropy of the slots after the bonus token, some at a time, their logits being large.
+
+        Args:
+            logits: of so many of all slots, `[n, V]`, which are overwritten.
+            take: gets their gradient, to be divided by the sum of the weights.
+        Returns:
+            `(loss [], sum of the weights [], hits [B, A, block-1])`.
+        """
         head, width = self.target.head, self.options.context
         k = torch.arange(self.config.horizon, device=self.device)
         weight = torch.exp(-k / self.options.slot_decay) * blocks.wanted[:, :, 1:]
@@ -138,21 +162,20 @@ class Trainer:
         soft = torch.where(blocks.greedy, 0.0, 1.0)[:, :, None].expand_as(weight).reshape(-1).contiguous()
         row = torch.arange(len(weight), device=self.device)[:, None, None] * width
         teacher_row = (row + blocks.at[:, :, :-1]).reshape(-1).int()
-        label, flat = blocks.token[:, :, 1:].reshape(-1), drafted.detach().reshape(-1, drafted.shape[-1])
-        weight = weight.reshape(-1)
+        label, weight = blocks.token[:, :, 1:].reshape(-1), weight.reshape(-1)
         teacher = F.linear(seen.hidden.flatten(0, 1), head)
         teacher_lse = row_logsumexp(teacher)
-        grad, losses, hits = torch.empty_like(flat), [], []
+        losses, hits = [], []
         chunk = max(1, LOGIT_CELLS // len(head))
-        for a in range(0, len(flat), chunk):
+        for a in range(0, len(label), chunk):
             c = slice(a, a + chunk)
-            logits = F.linear(flat[c], head)
-            some, hit = cross_entropy_(logits, teacher, teacher_lse, teacher_row[c], label[c], weight[c], soft[c])
-            grad[c] = logits @ head
+            x = logits(c)
+            some, hit = cross_entropy_(x, teacher, teacher_lse, teacher_row[c], label[c], weight[c], soft[c])
+            take(c, x)
             losses.append(some)
             hits.append(hit)
         hit_all = torch.cat(hits).view_as(blocks.wanted[:, :, 1:]) * blocks.wanted[:, :, 1:]
-        return torch.cat(losses).sum() / total, (grad / total).view_as(drafted), hit_all
+        return torch.cat(losses).sum() / total, total, hit_all
 
     # ---- the loop
 
@@ -200,11 +223,12 @@ class Trainer:
         self.step += 1
         return loss
 
-    def validate(self, batches: int = VALIDATION_BATCHES) -> dict[str, Any]:
+    def validate(self, batches: int = VALIDATION_BATCHES, loss: Loss | None = None) -> dict[str, Any]:
         """Loss, chain acceptance (accepted + bonus) and share of right slots on fixed validation blocks.
 
         Acceptance is a mean over random positions. Predictable stretches weigh more there than among the rounds of
-        decoding, which leap over them, so the number is higher than tokens per round (acceptance.py measures those).
+        decoding, which leap over them, so the number is higher than tokens per round (acceptance.py measures those). `loss`: in
+        place of `self.loss`.
         """
         generator = torch.Generator(self.device).manual_seed(1)
         batches = min(batches, len(self.validation) // self.options.batch)
@@ -216,8 +240,8 @@ class Trainer:
             seen = self.observe(rows)
             blocks = sample_blocks(rows, self.options.anchors, self.options.block, generator)
             drafted = self.draft(blocks, seen).detach()
-            loss, _, hits = self.loss(blocks, drafted, seen)
-            losses += loss
+            one, _, hits = (loss or self.loss)(blocks, drafted, seen)
+            losses += one
             length = 1 + hits.cumprod(-1).sum(-1)
             whole = blocks.wanted.all(-1)  # blocks that do not run past the end
             for side, mine in enumerate((blocks.greedy, ~blocks.greedy)):

@@ -13,6 +13,7 @@ import torch
 
 from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import DrafterInfo
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training import TrainOptions, train_drafter
 from ddtree.drafter.training.answers import AnswerStore
 from ddtree.drafter.training.decoder import Decoder, Job
@@ -92,6 +93,28 @@ def check_published(options: TrainOptions, checkpoint: Path, metrics: list[dict[
     loaded = trainer.validate()
     assert loaded["loss"] == pytest.approx(metrics[-1]["loss"], abs=0.02)
     assert loaded["chain_greedy"] == pytest.approx(metrics[-1]["chain_greedy"], abs=0.05)
+
+
+def test_a_finished_drafter_gets_a_path_head(options: TrainOptions) -> None:
+    """In a stage of its own: the drafter's files stay, and a run that had none goes on."""
+    options = dataclasses.replace(options, stop_after="train")
+    out = train_drafter(options)
+    weights = {form: (out / form / "model.safetensors").read_bytes() for form in ("checkpoint", "checkpoint-int8")}
+    last = Recorder()
+    checkpoint = train_drafter(dataclasses.replace(options, path_rank=8, path_seconds=6.0, stop_after="publish"), last)
+    assert "path" in last.stages() and "train" not in last.stages()
+    found = json.loads((out / "path.json").read_text())
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert found["step"] > 5 and found["loss"] < metrics[-1]["loss"], "what came before says something of what comes"
+    for form, data in weights.items():
+        assert (out / form / "model.safetensors").read_bytes() == data
+        info = DrafterInfo.read(out / form)
+        head = PathHead.load(info, dtype=torch.float32, device="cpu")
+        assert head is not None and head.tensors["gate.weight"].shape == (8, info.hidden_size)
+        assert head.tensors["markov_w2.weight"].abs().max() > 0
+    evaluation = json.loads((out / "evaluation.json").read_text())
+    assert {"validation_path", "held_out_path"} < set(evaluation)
+    assert "chosen by the path head" in (checkpoint / "README.md").read_text()
 
 
 def test_an_out_dir_of_another_run_is_refused(options: TrainOptions) -> None:
