@@ -33,7 +33,7 @@ def test_every_option_is_a_flag_and_defaults_agree(target_dir: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stop_after": "bake"}, "known: prompts, answers, train, publish"),
+        ({"stop_after": "bake"}, "known: prompts, answers, train, path, publish"),
         ({"block": 12}, "divisor"),
         ({"anchors": 7}, "multiples of 128"),
         ({"max_new": 250}, "no room"),
