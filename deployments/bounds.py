@@ -38,7 +38,7 @@ def of_drafter(config: AppConfig, models: Models) -> Bound:
     """Log-probabilities and ids of every candidate; with a path head a log-probability after each of the depth before, too."""
     sequences, horizon, top_k = config.scheduler.max_sequences, models.horizon, config.tree.top_k
     limit = f"scheduler.max_sequences {sequences} × depth {horizon} × tree.top_k {top_k} candidates"
-    by_parent = 4 * top_k if models.drafter and models.drafter.path_head else 0
+    by_parent = 4 * top_k if models.drafter and models.drafter.path_head and config.drafter.path_head else 0
     return _bound(sequences * horizon * top_k * (4 + 4 + by_parent), limit)
 
 

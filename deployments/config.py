@@ -110,6 +110,10 @@ class DrafterConfig(Section):
     rebuild_window: int = Field(
         128, ge=1, description="Tokens re-run through the target to give a new drafter its context."
     )
+    path_head: bool = Field(
+        True,
+        description="Draft by the checkpoint's path head, where it has one: trees whose scores depend on the path.",
+    )
     synthetic: SyntheticConfig | None = None
 
     @model_validator(mode="after")

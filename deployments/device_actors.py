@@ -227,7 +227,8 @@ def _load_drafter(config: AppConfig, models: Models) -> Drafter | SyntheticDraft
         threads=config.drafter.threads,
         context_tokens=context_tokens(config, models, memory),
         max_sequences=config.scheduler.max_sequences,
-        path_head=config.drafter.synthetic is None,  # what overwrites candidates knows no paths
+        path_head=config.drafter.path_head
+        and config.drafter.synthetic is None,  # what overwrites candidates knows no paths
     )
     if config.drafter.synthetic is None:
         return drafter
