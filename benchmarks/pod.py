@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from ddtree.deployments.config import AppConfig
-from ddtree.deployments.device_actors import DrafterActor, VerifierRank, make
+from ddtree.deployments.device_actors import DrafterActor, VerifierRank, make, pack
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_actor import RouterActor
@@ -42,13 +42,13 @@ class Group:
         seconds: float = ray.get(self._rank.compute_seconds.remote())
         return seconds
 
-    def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle]:
+    def ranks(self, config: AppConfig, router: ActorHandle) -> bytes:
         try:
             ray.get(self._rank.ping.remote(), timeout=PING_S)
         except (RayActorError, GetTimeoutError):
             ray.kill(self._rank)
             self._make()
-        return [self._rank]
+        return pack([self._rank])
 
 
 class Handle:

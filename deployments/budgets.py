@@ -13,9 +13,11 @@ tokens a round, but the batch can be laid out while drafters work; which of them
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +47,9 @@ SAMPLES = 64  # drafts that stand for those to come
 SAMPLED = 4  # of a round's drafts, about, become samples
 SMOOTH = 0.1  # weight of a round in what is averaged over rounds
 BACK = 1.05  # so much better than plain decoding drafts must promise to be before they are made again
-TRIES = 4  # of different drafts, for a forecast without one
-LOOK = 16  # rounds between two looks at what drafts would give
+TRIES = 4  # different drafts, for a forecast without one; the same ones for all ways
+LOOK = 16  # rounds between two looks at what drafts would give, unless there are half or twice as many sequences
+AT_ONCE = 8  # trees that a round without drafts looks at, but always a whole way to draft
 UNLUCKY = 0.5  # times the forecast
 REST = 64  # rounds that a sequence goes on without drafts when its own did not pay; twice as many each further time
 OFF_ROUNDS = 400  # rounds without drafts, until some are made whatever they promise: their cost may have changed
@@ -92,6 +95,17 @@ class _Sample:
         return np.pad(kept, (0, len(self.gains) - len(kept)))
 
 
+@dataclass
+class _Look:
+    """What the ways to draft promise: all of them for the same sequences and by the same drafts, although it takes rounds."""
+
+    begun: int  # in which round
+    sequences: list[Sequence]  # then, although some may be done by now
+    luck: NDArray[np.float32]  # of each
+    samples: dict[bool, list[_Sample]]
+    promises: list[float] = field(default_factory=list)
+
+
 class Budgets:
     """`prepare`, then for a round with drafts `begin`, `choose` and `note`; `think` while the verifier computes."""
 
@@ -106,7 +120,7 @@ class Budgets:
         self._samples: dict[bool, deque[_Sample]] = {kind: deque(maxlen=SAMPLES) for kind in (False, True)}
         self._concerned = False  # whether any budget of this round adapts
         self._drafts = True  # whether anybody is drafted for
-        self._promises: list[float] = []  # of the ways to draft that this look has been at
+        self._looked = _Look(0, [], np.empty(0, np.float32), {})  # last, or is under way
         self._promising = False  # whether they seem to pay for those that are not drafted for
         self._rounds, self._until = 0, 0  # rounds so far, and when drafts are tried again at the latest
         self._worth = BACK  # times the tokens per second of plain decoding that drafts give, prompts left out, averaged
@@ -196,19 +210,24 @@ class Budgets:
             self._plan([s for s in ours if s.wants_drafter])
 
     def _look(self, ours: list[Sequence]) -> None:
-        """Whether, how deep and in which order to draft for these: one way a round, then what follows from all."""
-        at = self._rounds % LOOK
-        if at == 0:
-            self._promises = []
-        if len(self._promises) == at < len(self._ways):
-            self._promises.append(self._promise(ours, *self._ways[at]))
-        if at != LOOK - 1 or len(self._promises) != len(self._ways):
+        """Whether, how deep and in which order to draft for these: some ways a round, then what follows from all."""
+        look = self._looked
+        before = len(look.sequences)
+        if self._rounds >= look.begun + LOOK or (before and not before <= 2 * len(ours) <= 4 * before):
+            samples = {kind: list(samples) for kind, samples in self._samples.items() if samples}
+            self._looked = look = _Look(self._rounds, ours, _luck_of(ours), samples)
+        left = self._ways[len(look.promises) :]
+        if not left or not look.sequences:
             return
-        best = max(self._promises)
+        now = left[: 1 if self._drafts else max(1, AT_ONCE // len(look.sequences))]
+        look.promises += [self._promise(look, *way) for way in now]
+        if len(now) < len(left):
+            return
+        best = max(look.promises)
         if best == inf:  # nothing is known
             self._levels, self._prefers_after = self._horizon, True
         else:
-            self._levels, self._prefers_after = self._ways[self._promises.index(best)]
+            self._levels, self._prefers_after = self._ways[look.promises.index(best)]
         if not self._prefers_after and best < 1:  # then trees of no nodes say nothing of it
             self._worth += SMOOTH * (best - self._worth)
         self._promising = best > BACK
@@ -246,10 +265,9 @@ class Budgets:
         price = np.full(len(sequences), -1.0)
         price[ours] = rate * curve.prices if ours else 0
         knots = curve.knots(sum(most[i] for i in ours)) if ours else np.zeros(1)
-        luck = [s.record.luck if s.record else 1.0 for s in sequences]
         values = {
             "kind": np.array([not s.request.sampling.greedy for s in sequences], np.int32),
-            "luck": np.array(luck, np.float32),
+            "luck": _luck_of(sequences),
             "most": np.array(most, np.int32),
             "price": price,
             "at": knots.astype(np.int32),
@@ -261,44 +279,48 @@ class Budgets:
 
     def _plan(self, sequences: list[Sequence]) -> None:
         """The nodes of their next trees, for when there is no draft yet."""
-        if not sequences or not self._known(sequences):
+        if not sequences or not self._known(sequences, self._samples):
             return
-        means = {kind: self._mean(kind, self._levels) for kind in (False, True) if self._samples[kind]}
+        means = {kind: self._mean(samples, self._levels) for kind, samples in self._samples.items() if samples}
         gains = np.stack([means[not s.request.sampling.greedy] for s in sequences])
         curve = self._curve(sequences, self._levels, after=False)
-        nodes, _ = self._select(gains, sequences, curve, self._worth * curve.plain)
+        nodes = self._select(gains, _luck_of(sequences), sequences, curve, self._worth * curve.plain)
         for sequence, count in zip(sequences, nodes.tolist(), strict=True):
             assert sequence.record
             sequence.record.planned = count
             if not count:
                 sequence.record.pays *= 1 - SMOOTH
 
-    def _known(self, sequences: list[Sequence]) -> bool:
-        return self.costs.step.known and all(self._samples[not s.request.sampling.greedy] for s in sequences)
+    def _known(self, sequences: list[Sequence], samples: Mapping[bool, Any]) -> bool:
+        return self.costs.step.known and all(samples.get(not s.request.sampling.greedy) for s in sequences)
 
-    def _mean(self, kind: bool, levels: int) -> NDArray[np.float32]:
-        """Gains of a draft of this kind, node by node [most], as they are on average."""
-        rows = [sample.within(levels) for sample in self._samples[kind]]
+    def _mean(self, samples: Iterable[_Sample], levels: int) -> NDArray[np.float32]:
+        """Gains of such a draft, node by node [most], on average."""
+        rows = [sample.within(levels) for sample in samples]
         mean: NDArray[np.float32] = np.mean([np.pad(row, (0, self.most - len(row))) for row in rows], 0)
         return mean
 
-    def _promise(self, sequences: list[Sequence], levels: int, after: bool) -> float:
-        """Times the tokens per second of plain decoding that drafts like the last ones would give these, with so many depths."""
-        if not self._known(sequences):
+    def _promise(self, look: _Look, levels: int, after: bool) -> float:
+        """Times the tokens per second of plain decoding that drafts with so many depths would give."""
+        sequences, luck = look.sequences, look.luck
+        if not self._known(sequences, look.samples):
             return inf
         curve = self._curve(sequences, levels, after)
         kinds = [not s.request.sampling.greedy for s in sequences]
-        means = {} if after else {kind: self._mean(kind, levels) for kind in set(kinds)}
+        if not after:
+            means = {kind: self._mean(look.samples[kind], levels) for kind in set(kinds)}
+            nodes = self._select(np.stack([means[kind] for kind in kinds]), luck, sequences, curve, curve.plain)
         ratios = []
-        for turn in range(TRIES if after else 1):
+        for turn in range(TRIES):
             gains = np.zeros((len(sequences), self.most), np.float32)
             for i, kind in enumerate(kinds):
-                samples = self._samples[kind]
-                one = samples[(i + turn * len(samples) // TRIES) % len(samples)]
-                row = one.within(levels) if after else means[kind]
+                samples = look.samples[kind]
+                row = samples[(i + turn * len(samples) // TRIES) % len(samples)].within(levels)
                 gains[i, : len(row)] = row
-            nodes, expected = self._select(gains, sequences, curve, curve.plain)
-            ratios.append((curve.sure + expected.sum()) / curve.seconds(nodes) / curve.plain)
+            if after:
+                nodes = self._select(gains, luck, sequences, curve, curve.plain)
+            chances = np.minimum(gains * luck[:, None], 1)[np.arange(self.most) < nodes[:, None]]
+            ratios.append(float((curve.sure + chances.sum()) / curve.seconds(nodes) / curve.plain))
         return sum(ratios) / len(ratios)
 
     def _curve(self, sequences: list[Sequence], levels: int, after: bool) -> RoundCurve:
@@ -307,11 +329,16 @@ class Budgets:
         return RoundCurve(self.costs, entries, [0] * len(entries), list(range(len(entries))), levels, after)
 
     def _select(
-        self, gains: NDArray[np.float32], sequences: list[Sequence], curve: RoundCurve, rate: float
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        self,
+        gains: NDArray[np.float32],
+        luck: NDArray[np.float32],
+        sequences: list[Sequence],
+        curve: RoundCurve,
+        rate: float,
+    ) -> NDArray[np.int32]:
         most = [gains.shape[1]] * len(gains)
         prices = self._prices(sequences, most, list(range(len(gains))), curve, rate)
-        return select_nodes(gains, most, prices)
+        return select_nodes(gains, most, replace(prices, luck=torch.from_numpy(luck)))[0]
 
     def _keep_samples(self, chosen: Chosen) -> None:
         """Of drafts to the full depth, some."""
@@ -339,3 +366,7 @@ class Budgets:
             assert record
             saved, spent = tokens / (self._worth * curve.plain), count * a_node + curve.one_draft
             record.pays += SMOOTH * (min(saved / max(spent, 1e-9), 4.0) - record.pays)
+
+
+def _luck_of(sequences: list[Sequence]) -> NDArray[np.float32]:
+    return np.array([s.record.luck if s.record else 1 for s in sequences], np.float32)

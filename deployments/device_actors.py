@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayError
 
 from ddtree.deployments.device_thread import DeviceThread
@@ -269,6 +270,18 @@ def _complete(to_host: bool, run: Callable[P, T], *args: P.args, **kwargs: P.kwa
         torch.cuda.current_stream().synchronize()
         result = own(result)
     return to_device(result, torch.device("cpu")) if to_host else result
+
+
+def pack(ranks: Sequence[ActorHandle]) -> bytes:
+    """What a Serve call returns for these. As handles in its result Ray 2.60 counts their references, and now and then that ended
+    the process that got them ("Check failed: it->second.owned_by_us_"). Nothing is lost: ranks live as long as their maker."""
+    return cloudpickle.dumps([*ranks])
+
+
+def unpack(packed: bytes) -> list[ActorHandle]:
+    """Handles that are not counted. They have what `ray.get_actor` forgets: that results may be passed by reference."""
+    ranks: list[ActorHandle] = cloudpickle.loads(packed)
+    return ranks
 
 
 def make(actor_class: Any, *args: Any, **options: Any) -> ray.actor.ActorHandle:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayTaskError
 
+from ddtree.deployments.device_actors import unpack
 from ddtree.deployments.errors import NotReady
 from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.requests import Cancelled, Delta, GenerationRequest
@@ -284,7 +285,7 @@ class RouterActor:
         while True:
             self._go_on_without_verifier()
             answers = asked.results(timeout_s=VERIFIER_RETRY_S, return_exceptions=True)
-            if groups := [answer for answer in answers if isinstance(answer, list)]:
+            if groups := [unpack(answer) for answer in answers if isinstance(answer, bytes)]:
                 return groups
             late = [
                 error for error in answers if isinstance(error, TimeoutError) and not isinstance(error, RayTaskError)

@@ -19,7 +19,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ddtree.deployments.config import ROUTER_GPUS, AppConfig
-from ddtree.deployments.device_actors import VerifierRank, make
+from ddtree.deployments.device_actors import VerifierRank, make, pack
 from ddtree.deployments.models import Models
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class Verifier:
         # The first error ends the wait for ranks that wait for the one that failed; they die with this replica.
         await asyncio.gather(*(rank.load.remote(i, len(bundles), place) for i, rank in enumerate(self._ranks)))
 
-    async def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle] | None:
-        """The ranks in order, all alive and in step. A router asks every group when it starts, and when it has lost its own. None
-        where another router has them, or for one of another configuration: either of the two is about to be replaced. Else no
-        step is under way, and one that the router before sent to some ranks alone would never end."""
+    async def ranks(self, config: AppConfig, router: ActorHandle) -> bytes | None:
+        """The ranks in order, all alive and in step; `unpack` them. A router asks every group when it starts, and when it lost
+        its own. None where another router has them, or for one of another configuration: either of the two is about to be
+        replaced. Else no step is under way, and one that the router before sent to some ranks alone would never end."""
         if config != self._config:
             return None
         try:
@@ -76,7 +76,7 @@ class Verifier:
             await asyncio.sleep(LETTERS_S)
             if await self._steps() == begun:
                 self._end(f"its ranks are out of step: {begun}")
-        return self._ranks
+        return pack(self._ranks)
 
     async def pids(self) -> list[int]:
         """Process ids of the ranks, for operators and tests that kill one."""

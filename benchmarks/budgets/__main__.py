@@ -66,7 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL with prompt, question or turns on each line")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--budgets", type=_budgets, default=[0, 4, 8, 16, 32, 63, "auto"])
+    parser.add_argument("--budgets", type=budgets, default=[0, 4, 8, 16, 32, 63, "auto"])
     parser.add_argument("--contexts", type=numbers, default=[0, 4000], help="tokens")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10, help="of a window")
@@ -75,7 +75,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _budgets(text: str) -> list[Budget]:
+def budgets(text: str) -> list[Budget]:
     return ["auto" if part == "auto" else int(part) for part in text.split(",")]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from ddtree.deployments.commands.client import ServerError, chat_body, stream_chat
+from ddtree.deployments.requests import Budget
 
 STILL_S = 180  # a stream that stands still for longer has failed
 
@@ -24,7 +25,7 @@ class Ask:
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
-    budget: int | None = None  # None: the server's default
+    budget: Budget | None = None  # None: the server's default
 
     def body(self) -> dict[str, Any]:
         return chat_body(
@@ -119,16 +120,18 @@ class Crowd:
                     return
                 stream = Stream(ask, [time.monotonic()])
                 self.streams.append(stream)
-            self._run(stream)
+            follow(self._url, stream, self._cut)
 
-    def _run(self, stream: Stream) -> None:
-        try:
-            with httpx.Client(base_url=self._url, timeout=STILL_S) as client:
-                for chunk in stream_chat(client, stream.ask.body()):
-                    stream.take(chunk)
-                    if self._cut.is_set():
-                        return
-            if stream.finish_reason is None:
-                stream.error = "it ended without a reason"
-        except ServerError as error:
-            stream.error = str(error)
+
+def follow(url: str, stream: Stream, cut: threading.Event) -> None:
+    """Send the stream's request and take what comes, to its end or until it is cut."""
+    try:
+        with httpx.Client(base_url=url, timeout=STILL_S) as client:
+            for chunk in stream_chat(client, stream.ask.body()):
+                stream.take(chunk)
+                if cut.is_set():
+                    return
+        if stream.finish_reason is None:
+            stream.error = "it ended without a reason"
+    except ServerError as error:
+        stream.error = str(error)

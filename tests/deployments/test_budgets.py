@@ -127,6 +127,29 @@ def test_under_load_nobody_is_drafted_for_and_afterwards_all_are(verifier: Local
     engine.check_end(truth, set())
 
 
+def test_who_comes_after_the_load_is_drafted_for_soon(verifier: LocalVerifier) -> None:
+    """A batch without drafts says nothing of one request that comes when it is gone, however short that one is."""
+    costs = Fixed(step=0.01, row=0.0, draft=0.0005)
+    for rows, seconds in ((8, 0.01), (12, 0.02), (16, 0.04), (64, 0.16), (1000, 2.5)):
+        for _ in range(200):
+            costs.step.rows.observe(rows, seconds)
+    asked = [request(f"r{i}", prompt, 60, "auto") for i, prompt in enumerate(PROMPTS)]
+    late = request("late", PROMPTS[3][:3], 12, "auto")
+    truth = {r.request_id: plain(verifier, r) for r in [*asked, late]}
+    answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in [*asked, late]}
+    engine = Engine(verifier, prefill_rows=64, budgets=Budgets(costs, MOST, HORIZON))
+    engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.2))
+    running = [engine.add(r) for r in asked]
+    for _ in range(20):
+        engine.loop.run()
+    assert not any(s.wants_drafter for s in running)
+    engine.run()
+    alone = engine.add(late)
+    engine.run()
+    assert alone.stats.rounds <= 8, "it has 12 tokens"
+    engine.check_end(truth, set())
+
+
 @pytest.mark.parametrize("late", [0.0, 0.02])
 def test_the_forecast_comes_true(verifier: LocalVerifier, late: float) -> None:
     """Within 10 % of what is accepted, although the drafter's own probabilities say nothing here."""

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from ddtree.deployments.config import AppConfig
+from ddtree.deployments.device_actors import unpack
 from ddtree.deployments.errors import NotReady
 from ddtree.deployments.requests import GenerationRequest
 
@@ -150,7 +151,7 @@ def test_a_verifier_serves_the_router_that_claimed_it(service: Service) -> None:
     routers, verifiers = (serve.get_deployment_handle(name, "ddtree") for name in ("Router", "Verifier"))
     found = [pod.router for pod in routers.broadcast("pod", config).results(timeout_s=30)]
     groups = [verifiers.broadcast("ranks", config, router).results(timeout_s=30) for router in found]
-    own = [[ranks[0] for ranks in answers if ranks is not None] for answers in groups]
+    own = [[unpack(ranks)[0] for ranks in answers if ranks is not None] for answers in groups]
     assert [len(answers) for answers in groups] == [2, 2] and [len(ranks) for ranks in own] == [1, 1]
     assert own[0] != own[1]
     other = AppConfig.parse(service.arguments())

@@ -25,6 +25,7 @@ from ddtree.deployments import models
 from ddtree.deployments.app import build_app
 from ddtree.deployments.channel import Caller
 from ddtree.deployments.config import AppConfig
+from ddtree.deployments.device_actors import unpack
 from ddtree.kernels import Rows
 from ddtree.verifier.batch import SamplingRows, VerifyBatch
 from ddtree.verifier.sampling import sample
@@ -191,7 +192,7 @@ def test_a_router_that_dies_between_two_ranks_costs_no_token(services: dict[str,
     group replaced, long before a step's deadline."""
     service = services["qwen3-2"]
     before, router = service.pids(), service.ask_deployment("Router", "pod", service.config).router
-    ranks = service.ask_deployment("Verifier", "ranks", service.config, router)
+    ranks = unpack(service.ask_deployment("Verifier", "ranks", service.config, router))
     one = torch.zeros(1, dtype=torch.int32)
     rows = Rows(
         row_offsets=torch.tensor([0, 1], dtype=torch.int32), q_len=one + 1, seq_len=one, page_table=one[None],

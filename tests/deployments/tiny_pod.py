@@ -31,9 +31,9 @@ class Late:
     async def come(self) -> None:
         self._there.set()
 
-    async def ranks(self, config: AppConfig, router: ActorHandle) -> list[ActorHandle]:
+    async def ranks(self, config: AppConfig, router: ActorHandle) -> bytes:
         await self._there.wait()
-        ranks: list[ActorHandle] = await self._group.ranks.remote(config, router)
+        ranks: bytes = await self._group.ranks.remote(config, router)
         return ranks
 
 

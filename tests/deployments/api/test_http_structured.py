@@ -84,7 +84,8 @@ def test_calls_and_their_results(client: openai.OpenAI) -> None:
     """The model has to call; asked again it calls by itself, as it did before; told the result it answers."""
     ask: dict[str, Any] = ASK | {"tools": [WEATHER], "max_tokens": 48}
     named = {"type": "function", "function": {"name": "get_weather"}}
-    answer = client.chat.completions.create(**ask, messages=QUESTION, tool_choice=named, extra_body={"ddtree": {}})
+    drafts = {"ddtree": {"budget": 16}}
+    answer = client.chat.completions.create(**ask, messages=QUESTION, tool_choice=named, extra_body=drafts)
     first = answer.choices[0]
     call = only_call(first)
     assert answer.ddtree["rounds"] < answer.usage.completion_tokens / 3, "what the grammar forces is drafted"
