@@ -1,12 +1,11 @@
 // tree_build_path: the draft tree where a candidate's log-prob depends on its parent. Knows no model.
 //
-// Two kernels. The first sorts every row that a node may need, a block each: what a tree needs is known only when it is grown,
-// and sorting all takes the device less time than one wait for memory in the growing. The second grows a tree per block, by one
-// warp (frontier), with the first ranks of all rows in shared memory; the rest is read where the first kernel left it.
-// kernels/reference/tree_build_path.py is the definition.
+// Two kernels. The first sorts every row that a node may need: what a tree needs is known only when it is grown, and then each
+// row would be waited for. The second grows a tree per block, by one warp (frontier), with the first ranks of all rows in
+// shared memory; the rest is read where the first kernel left it. kernels/reference/tree_build_path.py is the definition.
 #include <algorithm>
 
-#include "topk_merge.cuh"
+#include "topk_select.cuh"
 #include "tree_build_frontier.cuh"
 #include "tree_build_write.cuh"
 
@@ -14,7 +13,8 @@ namespace kdtree {
 namespace {
 
 constexpr int kMaxPathWidth = 128;
-constexpr int kLeastSorted = 32;  // sort_block shares a key among the threads of one warp at most
+constexpr int kSortThreads = 256;
+constexpr int kLeastSorted = 32;  // so that the threads of a warp read the same row
 constexpr int kMediumThreads = 512;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaskRows = 256;    // masks made at a time, at most: shared memory is for rows
@@ -39,23 +39,25 @@ struct PathRows {
     }
 };
 
-__global__ void __launch_bounds__(topk::kMergeThreads)
-    sort_rows(const kdtree_path_input in, const PathSizes sizes, Child *sorted) {
-    __shared__ uint64_t keys[kMaxPathWidth];
-    const int sequence = blockIdx.x / sizes.rows, row = blockIdx.x % sizes.rows, i = threadIdx.x;
-    const int64_t below = static_cast<int64_t>(sequence) * (in.levels - 1) * in.k + row - 1;
-    const float *const values = row ? in.conditional + below * in.k : in.first + static_cast<int64_t>(sequence) * in.k;
-    if (i < sizes.sorted_size) {
-        const float value = i < in.k ? values[i] : NAN;
-        const bool finite = fabsf(value) <= FLT_MAX;
-        keys[i] = topk::make_key(finite ? topk::ordered(fminf(value, 0)) : kMissing, topk::tie_of(i));
+// A thread per candidate: it goes where the number of better ones in its row says.
+__global__ void __launch_bounds__(kSortThreads) sort_rows(const kdtree_path_input in, const PathSizes sizes, Child *sorted) {
+    __shared__ uint64_t keys[kSortThreads];
+    const int group = threadIdx.x / sizes.sorted_size, i = threadIdx.x % sizes.sorted_size;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (kSortThreads / sizes.sorted_size) + group;
+    const int64_t sequence = row / sizes.rows, below = sequence * (in.levels - 1) * in.k + row % sizes.rows - 1;
+    float value = NAN;
+    if (sequence < in.batch && i < in.k) {
+        value = row % sizes.rows ? in.conditional[below * in.k + i] : in.first[sequence * in.k + i];
     }
+    const bool finite = fabsf(value) <= FLT_MAX;
+    const uint64_t key = topk::make_key(finite ? topk::ordered(fminf(value, 0)) : kMissing, topk::tie_of(i));
+    keys[threadIdx.x] = key;
     __syncthreads();
-    topk::sort_block(keys, sizes.sorted_size, sizes.sorted_size);
-    if (i < sizes.tree.width) {
-        const uint32_t value = topk::key_value(keys[i]);
-        sorted[static_cast<int64_t>(blockIdx.x) * sizes.tree.width + i] = {value == kMissing ? NAN : topk::from_ordered(value),
-                                                                           topk::id_of(topk::key_tie(keys[i]))};
+    int rank = 0;
+#pragma unroll 8
+    for (int other = 0; other < sizes.sorted_size; ++other) rank += keys[group * sizes.sorted_size + other] > key;
+    if (sequence < in.batch && rank < sizes.tree.width) {
+        sorted[row * sizes.tree.width + rank] = {finite ? topk::from_ordered(topk::key_value(key)) : NAN, i};
     }
 }
 
@@ -156,7 +158,10 @@ int32_t kdtree_tree_build_path(const kdtree_path_input *in, const kdtree_tree *o
     Device device;
     KDTREE_TRY(current_device(&device));
     Child *const sorted = static_cast<Child *>(workspace);
-    if (sizes.rows) KDTREE_TRY(enqueue(sort_rows, in->batch * sizes.rows, topk::kMergeThreads, 0, stream, *in, sizes, sorted));
+    if (sizes.rows) {
+        const int blocks = ceil_div(in->batch * sizes.rows, kSortThreads / sizes.sorted_size);
+        KDTREE_TRY(enqueue(sort_rows, blocks, kSortThreads, 0, stream, *in, sizes, sorted));
+    }
     if (sizes.tree.size <= kMediumThreads) return launch<kMediumThreads>(*in, *out, sizes, device, sorted, stream);
     return launch<kMaxThreads>(*in, *out, sizes, device, sorted, stream);
 }
