@@ -49,9 +49,8 @@ def tree_build(
 
 def _same_for_every_parent(values: list[list[float]], tokens: list[list[int]], counts: list[int]) -> Row:
     row = CHILDLESS
-    for level in range(len(counts) - 1, -1, -1):
-        n = counts[level]
-        row = values[level][:n], tokens[level], [row] * n
+    for n, logprobs, ids in zip(counts[::-1], values[::-1], tokens[::-1], strict=True):
+        row = logprobs if n == len(logprobs) else logprobs[:n], ids, [row] * n
     return row
 
 
@@ -126,13 +125,8 @@ def _grow(first: Row, root: int, seq_len: int, budget: int) -> tuple[list[list[i
     heap: list[tuple[float, int, int, int, Row]] = []  # -score, depth, parent, rank (two never have the same), its row
     float32 = array("f", [0.0])  # storing a float64 sum of two float32 here rounds it to their float32 sum
 
-    def push(depth: int, parent: int, rank: int, row: Row) -> None:
-        values = row[0]
-        if rank < len(values):
-            float32[0] = scores[parent] + values[rank]
-            heappush(heap, (-float32[0], depth, parent, rank, row))
-
-    push(1, 0, 0, first)
+    if first[0]:
+        heap.append((-(0.0 + first[0][0]), 1, 0, 0, first))
     while heap and len(tokens) <= budget:
         cost, depth, parent, rank, row = heappop(heap)
         node = len(tokens)
@@ -150,6 +144,11 @@ def _grow(first: Row, root: int, seq_len: int, budget: int) -> tuple[list[list[i
         else:
             next_sibling[last_child[parent]] = node
         last_child[parent] = node
-        push(depth, parent, rank + 1, row)
-        push(depth + 1, node, 0, row[2][rank])
+        values, _, below = row
+        if rank + 1 < len(values):
+            float32[0] = scores[parent] + values[rank + 1]
+            heappush(heap, (-float32[0], depth, parent, rank + 1, row))
+        if (row := below[rank])[0]:
+            float32[0] = row[0][0] - cost
+            heappush(heap, (-float32[0], depth + 1, node, 0, row))
     return [tokens, parents, depths, positions, first_child, next_sibling], scores, bits
