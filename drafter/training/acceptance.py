@@ -1,13 +1,13 @@
-"""Stage 4: acceptance length of chain and best-first trees, greedy, offline and exact. Knows no training.
+"""What chain and best-first trees accept of the target's answers, offline and exact. Knows no training.
 
-A greedy answer does not depend on the drafter. So a round that begins at an answer token is: draft there, grow the tree, follow
-the answer while its next token is a child. Acceptance length = accepted tokens + the bonus token.
+An answer does not depend on the drafter: it is greedy, or drawn with noise that seed and position determine. So a round that
+begins at an answer token is: draft there, grow the tree, follow the answer while its next token is a child. Acceptance
+length = accepted tokens + the bonus token.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.training.masks import AnchorMask, DocumentMask
 from ddtree.drafter.training.ragged import Tokens
+from ddtree.drafter.training.tallies import UNCUT, Cells, Tally, Trial, total
 from ddtree.drafter.training.target import Target
+from ddtree.kernels import share_noise
 
 BUDGETS = (8, 16, 32, 63)
 CANDIDATES = 64  # per slot: a tree of 63 nodes never needs more
@@ -27,14 +29,28 @@ BLOCKS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Sample:
-    """A greedy answer to measure on."""
+    """An answer to measure on."""
 
     name: str  # of its set: a row of the table
     tokens: Tokens  # prompt and answer
     prompt_length: int
+    seed: int = 0  # of its draws, where it was sampled
 
 
-def nested_depths(logprobs: Sequence[Sequence[float]], rank: Sequence[int], budgets: Sequence[int]) -> dict[int, int]:
+@dataclass(frozen=True)
+class Ranking:
+    """How candidates of a slot are chosen."""
+
+    top_k: int = CANDIDATES
+    noise: float = 0.0  # times the target's Gumbel noise, added to their log-probabilities (share_noise); 0: none
+
+
+def nested_depths(
+    logprobs: Sequence[Sequence[float]],
+    rank: Sequence[int],
+    budgets: Sequence[int],
+    tried: list[tuple[int, Trial]] | None = None,
+) -> dict[int, int]:
     """Tokens that the best-first trees of each budget accept in one round.
 
     The B most likely prefixes under independent slots are nested in B, so one expansion serves all budgets (DDTree, algorithm 1).
@@ -43,6 +59,7 @@ def nested_depths(logprobs: Sequence[Sequence[float]], rank: Sequence[int], budg
         logprobs: `[L][K]`, each row descending.
         rank: `[L]`, where the answer's token stands in its row; K or more: nowhere.
         budgets: numbers of tree nodes, the root not counted.
+        tried: gets the trials, each with the smallest budget whose tree has its node.
     """
     slots, width = len(logprobs), len(logprobs[0])
     heap, depth, out = [(-logprobs[0][0], 0, 0, True)], 0, dict.fromkeys(budgets, -1)
@@ -52,6 +69,8 @@ def nested_depths(logprobs: Sequence[Sequence[float]], rank: Sequence[int], budg
         cost, d, r, on_path = heapq.heappop(heap)
         hit = on_path and r == rank[d]
         depth = d + 1 if hit else depth
+        if on_path and tried is not None:
+            tried.append((nodes, (d, logprobs[d][r], hit)))
         if nodes in out:
             out[nodes] = depth
         if r + 1 < width:
@@ -61,7 +80,6 @@ def nested_depths(logprobs: Sequence[Sequence[float]], rank: Sequence[int], budg
     return {budget: depth if found < 0 else found for budget, found in out.items()}
 
 
-@torch.no_grad()
 def measure(
     model: DFlashModel, target: Target, samples: Iterable[Sample], budgets: Sequence[int] = BUDGETS, longest: int = 128
 ) -> dict[str, dict[str, float]]:
@@ -69,51 +87,77 @@ def measure(
 
     Rounds start at the first `longest` answer tokens. `model` takes unscaled features.
     """
-    sums: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    sums: dict[str, dict[str, Tally]] = {}
     for sample in samples:
-        starts = min(len(sample.tokens) - sample.prompt_length - 1, longest)
-        if starts < 1:
-            continue
-        rounds = _Rounds(model, target, sample, starts, budgets)
-        for column in ("chain", *map(str, budgets)):
-            at = count = 0
-            while at < starts:
-                at += rounds.accepted(at, column) + 1
-                count += 1
-            total = sums[sample.name][column]
-            total[0] += at
-            total[1] += count
-    table = {}
-    for name, columns in sums.items():
-        table[name] = {column: round(tokens / max(1, count), 3) for column, (tokens, count) in columns.items()}
-        table[name]["rounds"] = columns["chain"][1]
-    return table
+        counted = tally(model, target, sample, budgets, longest)
+        sums[sample.name] = total((sums.get(sample.name, {}), counted))
+    return {
+        name: {column: round(t.acceptance_length, 3) for column, t in columns.items()}
+        | {"rounds": columns["chain"].rounds}
+        for name, columns in sums.items()
+        if columns
+    }
+
+
+@torch.no_grad()
+def tally(
+    model: DFlashModel,
+    target: Target,
+    sample: Sample,
+    budgets: Sequence[int],
+    longest: int,
+    *,
+    ranking: Ranking = Ranking(),
+    cells: Cells = UNCUT,
+) -> dict[str, Tally]:
+    """The rounds of one answer, for the chain and the tree of each budget: `{"chain": …, "8": …, …}`; empty where it is too
+    short for a round. See `measure`."""
+    starts = min(len(sample.tokens) - sample.prompt_length - 1, longest)
+    if starts < 1:
+        return {}
+    rounds = _Rounds(model, target, sample, starts, budgets, ranking)
+    out = {}
+    for column in ("chain", *map(str, budgets)):
+        out[column] = counts = Tally.empty(model.config.horizon, cells)
+        at = 0
+        while at < starts:
+            accepted, trials = rounds.play(at, column)
+            counts.add(accepted, trials, known=len(sample.tokens) - sample.prompt_length - 1 - at)
+            at += accepted + 1
+    return out
 
 
 class _Rounds:
     """Drafts at every start of one sample at once; trees are grown only for the rounds that are walked."""
 
-    def __init__(self, model: DFlashModel, target: Target, sample: Sample, starts: int, budgets: Sequence[int]) -> None:
+    def __init__(
+        self, model: DFlashModel, target: Target, sample: Sample, starts: int, budgets: Sequence[int], ranking: Ranking
+    ) -> None:
         ids = torch.as_tensor(sample.tokens.astype("int64"), device=target.device)
         features = _features(target, ids, model.config.target_layer_ids)
-        drafted = [
-            _draft(model, target, ids, features, range(a, min(a + BLOCKS_AT_ONCE, sample.prompt_length + starts)))
-            for a in range(sample.prompt_length, sample.prompt_length + starts, BLOCKS_AT_ONCE)
-        ]
+        first, end = sample.prompt_length, sample.prompt_length + starts
+        blocks = (range(a, min(a + BLOCKS_AT_ONCE, end)) for a in range(first, end, BLOCKS_AT_ONCE))
+        drafted = [_draft(model, target, ids, features, anchors, ranking, sample.seed) for anchors in blocks]
         logprobs, rank = (torch.cat(parts) for parts in zip(*drafted, strict=True))
         self.logprobs, self.rank, self.budgets = logprobs.tolist(), rank.tolist(), budgets
-        self.trees: dict[int, dict[int, int]] = {}
+        self.trees: dict[int, tuple[dict[int, int], list[tuple[int, Trial]]]] = {}
 
-    def accepted(self, at: int, column: str) -> int:
-        """Draft tokens that the round whose bonus is answer token `at` accepts."""
+    def play(self, at: int, column: str) -> tuple[int, list[Trial]]:
+        """Draft tokens that the round whose bonus is answer token `at` accepts, and its trials."""
+        logprobs, rank = self.logprobs[at], self.rank[at]
         if column == "chain":
-            return next((d for d, r in enumerate(self.rank[at]) if r), len(self.rank[at]))
+            accepted = next((d for d, r in enumerate(rank) if r), len(rank))
+            return accepted, [(d, logprobs[d][0], rank[d] == 0) for d in range(min(accepted + 1, len(rank)))]
         if at not in self.trees:
-            self.trees[at] = nested_depths(self.logprobs[at], self.rank[at], self.budgets)
-        return self.trees[at][int(column)]
+            tried: list[tuple[int, Trial]] = []
+            self.trees[at] = nested_depths(logprobs, rank, self.budgets, tried), tried
+        depths, tried = self.trees[at]
+        return depths[int(column)], [trial for nodes, trial in tried if nodes <= int(column)]
 
 
-def _draft(model: DFlashModel, target: Target, ids: Tensor, features: Tensor, anchors: range) -> tuple[Tensor, Tensor]:
+def _draft(
+    model: DFlashModel, target: Target, ids: Tensor, features: Tensor, anchors: range, ranking: Ranking, seed: int
+) -> tuple[Tensor, Tensor]:
     """ids `[T]` → log-probabilities `[A, L, K]` descending and the rank `[A, L]` of the text's token in them (K: none)."""
     config, device = model.config, ids.device
     context = torch.arange(len(ids), device=device)[None]
@@ -126,7 +170,10 @@ def _draft(model: DFlashModel, target: Target, ids: Tensor, features: Tensor, an
     embedded = F.embedding(block.flatten()[None], target.embedding)
     hidden = model(embedded, at.flatten()[None], model.fuse(features), context, mask.dense())
     logits = F.linear(hidden[0].unflatten(0, at.shape)[:, 1:], target.head).float()
-    top, index = logits.log_softmax(-1).topk(min(CANDIDATES, logits.shape[-1]), -1)
+    top, index = logits.log_softmax(-1).topk(min(ranking.top_k, logits.shape[-1]), -1)
+    if ranking.noise:
+        draws = torch.full_like(anchor, seed), anchor.int(), torch.full(anchor.shape, ranking.noise, device=device)
+        top, index = share_noise(top, index.int(), *draws)
     inside = at[:, 1:] < len(ids)
     wanted = torch.where(inside, ids[at[:, 1:].clamp(max=len(ids) - 1)], -1)
     found = index == wanted[:, :, None]

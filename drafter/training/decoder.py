@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ddtree.drafter.training.ops import decode_attention, gumbel_argmax
 from ddtree.drafter.training.ragged import Tokens
 from ddtree.drafter.training.target import Target
+from ddtree.kernels.noise import KeyedNoise
 
 STEPS_PER_LOOK = 16  # decode steps between two looks at what is finished
 FILL_TOKENS = 1 << 16  # of one prefill batch, padding included
@@ -26,6 +27,7 @@ class Job:
     prompt: Tokens
     temperature: float  # 0: greedy
     max_new: int
+    seed: int = 0  # of its draws, where noise is keyed
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,26 @@ class Answer:
 class Decoder:
     """`slots` sequences of at most `size` tokens. All state lives in fixed tensors, so that a graph can replay a step."""
 
-    def __init__(self, target: Target, stop: Sequence[int], slots: int, size: int, seed: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        stop: Sequence[int],
+        slots: int,
+        size: int,
+        seed: int,
+        *,
+        keyed_noise: KeyedNoise | None = None,
+    ) -> None:
+        """`keyed_noise`: draw by each job's seed and the token's position, as the verifier does; None: by `seed` and the step."""
         self.target, self.size, device = target, size, target.device
+        self.keyed_noise = keyed_noise
         self.slots = _affordable(target, slots, size)
         shape = (len(target.layers), self.slots, target.kv_heads, size, target.head_dim)
         self.keys = torch.zeros(shape, dtype=target.dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self.rows = torch.arange(self.slots, device=device)
         self.stop = torch.tensor(list(stop), device=device)
-        self.token, self.position, self.limit = (torch.zeros_like(self.rows) for _ in range(3))
+        self.token, self.position, self.limit, self.seeds = (torch.zeros_like(self.rows) for _ in range(4))
         self.step_seed = torch.full((1,), 1_000_003 * seed + 1, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(self.slots, dtype=torch.float32, device=device)
         self.done = torch.ones(self.slots, dtype=torch.bool, device=device)
@@ -102,13 +115,23 @@ class Decoder:
     def _step(self) -> None:
         """Draws the next token of every slot that is not done."""
         hidden = self.target.hidden(self.token[:, None], self.position[:, None], self._attend_one)[:, 0]
-        drawn = gumbel_argmax(F.linear(hidden, self.target.head), self.temperature, self.step_seed)
-        self.step_seed += 1
+        drawn = self._draw(F.linear(hidden, self.target.head))
         live = ~self.done
         self.position += live
         self.token.copy_(torch.where(live, drawn, self.token))
         self.history[self.rows, self.position] = self.token
         self.done |= (self.token[:, None] == self.stop).any(1) | (self.position >= self.limit)
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """`[B, V]` → `[B]`."""
+        if self.keyed_noise is None:
+            drawn = gumbel_argmax(logits, self.temperature, self.step_seed)
+            self.step_seed += 1
+            return drawn
+        sampled = self.temperature > 0
+        noise = self.keyed_noise.rows(self.seeds, self.position + 1)
+        scaled = logits.float() / self.temperature.where(sampled, 1.0)[:, None]
+        return torch.where(sampled[:, None], scaled + noise, scaled).argmax(-1)
 
     @torch.no_grad()
     def _capture(self) -> None:
@@ -144,6 +167,7 @@ class Decoder:
         self.position[slots] = last
         self.token[slots] = ids[torch.arange(len(jobs), device=device), last]
         self.temperature[slots] = torch.tensor([job.temperature for job in jobs], device=device)
+        self.seeds[slots] = torch.tensor([job.seed for job in jobs], device=device)
         room = torch.tensor([job.max_new for job in jobs], device=device)
         self.limit[slots] = (last + room).clamp(max=self.size - 1)
         self.done[slots] = False
