@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,11 +68,19 @@ class Decoder:
             self._capture()
 
     @torch.no_grad()
-    def generate(self, jobs: Iterator[Job], deadline: float, *, wait_for_all: bool = False) -> Iterator[Answer]:
+    def generate(
+        self,
+        jobs: Iterator[Job],
+        deadline: float,
+        *,
+        wait_for_all: bool = False,
+        look: Callable[[int], None] = lambda tokens: None,
+    ) -> Iterator[Answer]:
         """Answers in the order in which they finish, until the jobs or the time (`time.time()`) end.
 
         What is open at the deadline is given up to where it got, if that is more than 24 tokens. When the jobs end, the
-        last two per cent of the slots are not waited for, unless `wait_for_all`.
+        last two per cent of the slots are not waited for, unless `wait_for_all`. `look` is told now and then how many
+        tokens the open answers have.
         """
         free, busy, drained = list(range(self.slots)), dict[int, Job](), False
         while time.time() < deadline:
@@ -98,6 +106,7 @@ class Decoder:
             for row, tokens in zip(ready, self._read(ready), strict=True):
                 yield Answer(busy.pop(row), tokens[: position[row] + 1])
             free += ready
+            look(sum(position[row] + 1 - len(job.prompt) for row, job in busy.items()))
         rows, position = list(busy), self.position.tolist()
         for row, tokens in zip(rows, self._read(rows), strict=True):
             if position[row] - len(busy[row].prompt) > 24:

@@ -4,7 +4,7 @@ but the two models'."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def evaluate(options: EvaluationOptions, prompts: Mapping[str, Sequence[str]], r
 
     Args:
         prompts: user texts by the name of their set.
-        report: called with (stage, fraction done, one line) after every answer.
+        report: called with (stage, fraction done, one line) while the target answers and after the rounds of each answer.
     Raises:
         ValueError: a target or drafter that cannot be measured, or a set none of whose prompts can.
     """
@@ -80,10 +80,7 @@ def evaluate(options: EvaluationOptions, prompts: Mapping[str, Sequence[str]], r
     began = time.monotonic()
     report("answers", 0.0, "loading the target")
     target = Target(options.target_dir, torch.device(options.device), options.dtype)
-    samples = []
-    for sample in _answers(options, target, stop_tokens(options.target_dir, tokenizer), jobs, names):
-        samples.append(sample)
-        report("answers", len(samples) / len(jobs), f"{len(samples)} of {len(jobs)}, {sample.name}")
+    samples = _answers(options, target, stop_tokens(options.target_dir, tokenizer), jobs, names, report)
     answered = time.monotonic()
     model = load_published(options.drafter_dir, dtype=target.dtype, device=target.device)
     ranking = Ranking(options.top_k, options.noise_share * options.temperature)
@@ -118,13 +115,21 @@ def _jobs(
 
 
 def _answers(
-    options: EvaluationOptions, target: Target, stop: tuple[int, ...], jobs: list[Job], names: list[str]
-) -> Iterator[Sample]:
-    """The target's answers, as they are finished."""
+    options: EvaluationOptions, target: Target, stop: tuple[int, ...], jobs: list[Job], names: list[str], report: Report
+) -> list[Sample]:
+    """The target's answers, in the order in which they are finished."""
     slots = min(SLOTS[target.device.type], len(jobs))
     size = max(len(job.prompt) + job.max_new for job in jobs) + 1
     noise = KeyedNoise(target.head.shape[0], target.device) if options.temperature > 0 else None
     decoder = Decoder(target, stop, slots, size, options.seed, keyed_noise=noise)
-    for answer in decoder.generate(iter(jobs), deadline=float("inf"), wait_for_all=True):
+    samples: list[Sample] = []
+
+    def look(tokens: int) -> None:
+        done = (len(samples) + tokens / jobs[0].max_new) / len(jobs)
+        report("answers", done, f"{len(samples)} of {len(jobs)} finished")
+
+    for answer in decoder.generate(iter(jobs), deadline=float("inf"), wait_for_all=True, look=look):
         job = answer.job
-        yield Sample(names[job.key], answer.tokens, len(job.prompt), job.seed)
+        samples.append(Sample(names[job.key], answer.tokens, len(job.prompt), job.seed))
+    look(0)
+    return samples
