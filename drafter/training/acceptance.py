@@ -169,7 +169,8 @@ def _draft(
     mask.anchor.copy_(anchor[None])
     embedded = F.embedding(block.flatten()[None], target.embedding)
     hidden = model(embedded, at.flatten()[None], model.fuse(features), context, mask.dense())
-    logits = F.linear(hidden[0].unflatten(0, at.shape)[:, 1:], target.head).float()
+    slots = hidden[0].unflatten(0, at.shape)[:, 1:].flatten(0, 1)  # as a batch, each block would copy the lm_head
+    logits = F.linear(slots, target.head).float().unflatten(0, (len(anchor), -1))
     top, index = logits.log_softmax(-1).topk(min(ranking.top_k, logits.shape[-1]), -1)
     if ranking.noise:
         draws = torch.full_like(anchor, seed), anchor.int(), torch.full(anchor.shape, ranking.noise, device=device)
