@@ -62,8 +62,11 @@ def run(options: EvaluateOptions, report: Report) -> dict[str, Any]:
     prompts = {path.stem: read_prompts(path, options.limit) for path in options.prompts}
     config = _config(options)
     found = models.find(config, lambda what, done, total: report("model", done / total, what))
-    _check_models(config, found)
     assert found.drafter and found.drafter_dir
+    if found.target.latent_width is not None:
+        raise ConfigError(
+            f"{found.target.name} has latent attention, which is served but not run offline: measure with `ddtree bench`"
+        )
 
     import numpy as np
     import torch
@@ -73,20 +76,22 @@ def run(options: EvaluateOptions, report: Report) -> dict[str, Any]:
     from ddtree.drafter.training.evaluation import EvaluationOptions, evaluate
     from ddtree.drafter.training.tallies import Cells
     from ddtree.verifier.dtype import resolve_dtype
+    from ddtree.verifier.sampling import GREEDY_BELOW
 
     device = options.device or (config.verifier.device if options.config else _here())
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; give --device cpu")
     threads = options.threads or config.verifier.threads
     torch.set_num_threads(threads)
+    temperature = options.temperature if options.temperature >= GREEDY_BELOW else 0.0
     shares = config.tree.shared_noise if options.shared_noise is None else options.shared_noise
     how = EvaluationOptions(
         target_dir=found.target.model_dir,
         drafter_dir=found.drafter_dir,
         budgets=tuple(options.budgets),
         tokens=options.tokens,
-        temperature=options.temperature,
-        noise_share=NOISE_SHARE if shares and options.temperature else 0.0,
+        temperature=temperature,
+        noise_share=NOISE_SHARE if shares and temperature else 0.0,
         seed=options.seed,
         top_k=options.top_k or config.tree.top_k,
         context=min(found.max_context, found.drafter.max_positions),
@@ -176,25 +181,15 @@ def _config(options: EvaluateOptions) -> AppConfig:
     if options.config:
         args = read_document(options.config)["applications"][0].get("args") or {}
     config = AppConfig.parse(args, source)
+    if config.drafter.synthetic or "random" in (config.drafter.weights, config.target.weights):
+        raise ConfigError(f"{source}: a synthetic drafter and random weights say nothing; name models with weights")
+    if not (checkpoint := options.drafter or config.drafter.checkpoint):
+        raise ConfigError(f"{source}: drafter.checkpoint is null; name a drafter with --drafter")
     longest = min(config.target.max_context or options.context, options.context)
     target = {"model": options.target or config.target.model, "max_context": longest}
-    drafter = {"checkpoint": options.drafter or config.drafter.checkpoint}
     whole = config.model_dump()
-    return AppConfig.parse(whole | {"target": whole["target"] | target, "drafter": whole["drafter"] | drafter}, source)
-
-
-def _check_models(config: AppConfig, found: models.Models) -> None:
-    if found.drafter is None:
-        raise ConfigError("the configuration has no drafter (drafter.checkpoint is null): give --drafter")
-    if config.drafter.synthetic or config.drafter.weights == "random" or config.target.weights == "random":
-        raise ConfigError(
-            "a synthetic drafter and random weights say nothing: give a target and a drafter with weights"
-        )
-    if found.target.latent_width is not None:
-        raise ConfigError(
-            f"{found.target.name} has latent attention, which is served but cannot be run offline: measure its drafter with "
-            "`ddtree bench`"
-        )
+    drafter = whole["drafter"] | {"checkpoint": checkpoint}
+    return AppConfig.parse(whole | {"target": whole["target"] | target, "drafter": drafter}, source)
 
 
 def _here() -> Device:

@@ -19,6 +19,8 @@ def show(result: dict[str, Any], console: Console, per_set: bool = False) -> Non
     tables = [_lengths(result)]
     for name, found in [*sets.items(), ("all", result["all"])]:
         chain, tree = found["columns"]["chain"], found["columns"][str(detail)]
+        if not chain["rounds"]:
+            continue
         tables.append(_histogram(name, chain, tree, detail))
         tables.append(_depths(name, chain, tree, detail))
         tables.append(_cells(name, tree, detail))

@@ -73,27 +73,29 @@ def evaluate(options: EvaluationOptions, prompts: Mapping[str, Sequence[str]], r
         prompts: user texts by the name of their set.
         report: called with (stage, fraction done, one line) while the target answers and after the rounds of each answer.
     Raises:
-        ValueError: a target or drafter that cannot be measured, or a set none of whose prompts can.
+        ValueError: a target or drafter that cannot be measured, a set none of whose prompts fits, or no answer for a round.
     """
     tokenizer = load_tokenizer(options.target_dir)
     jobs, names = _jobs(options, prompts, tokenizer)
     began = time.monotonic()
     report("answers", 0.0, "loading the target")
     target = Target(options.target_dir, torch.device(options.device), options.dtype)
+    model = load_published(options.drafter_dir, dtype=target.dtype, device=target.device)
     samples = _answers(options, target, stop_tokens(options.target_dir, tokenizer), jobs, names, report)
     answered = time.monotonic()
-    model = load_published(options.drafter_dir, dtype=target.dtype, device=target.device)
     ranking = Ranking(options.top_k, options.noise_share * options.temperature)
-    found: dict[str, list[dict[str, Tally]]] = {name: [] for name in prompts}
+    columns = ("chain", *map(str, options.budgets))
+    counts = {name: {c: Tally.empty(model.config.horizon, options.cells) for c in columns} for name in prompts}
+    measured = dict.fromkeys(prompts, 0)
     for i, sample in enumerate(samples):
-        columns = tally(model, target, sample, options.budgets, options.tokens, ranking=ranking, cells=options.cells)
-        if columns:
-            found[sample.name].append(columns)
+        found = tally(model, target, sample, options.budgets, options.tokens, ranking=ranking, cells=options.cells)
+        if found:
+            counts[sample.name] = total((counts[sample.name], found))
+            measured[sample.name] += 1
         report("rounds", (i + 1) / len(samples), f"{i + 1} of {len(samples)} answers, {sample.name}")
-    for name, measured in found.items():
-        if not measured:
-            raise ValueError(f"{name}: no answer is long enough for a round")
-    sets = {name: DataSet(len(of), len(prompts[name]) - len(of), total(of)) for name, of in found.items()}
+    if not any(measured.values()):
+        raise ValueError("no answer is long enough for a round: the target ends each after one token")
+    sets = {name: DataSet(n, len(prompts[name]) - n, counts[name]) for name, n in measured.items()}
     return Evaluation(sets, answered - began, time.monotonic() - answered)
 
 

@@ -7,9 +7,11 @@ import json
 import time
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -77,6 +79,21 @@ def test_a_drafter_of_another_target_is_refused(foreign: Path, target_dir: Path)
     code, text = ddtree("--prompts", str(PROMPTS), "--drafter", str(foreign))
     assert code == 1
     assert "drafter made for another target" in text and "number of layers 29 (the target's is 30)" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"checkpoint": None}, "name a drafter with --drafter"),
+        ({"weights": "random"}, "say nothing"),
+        ({"dtpe": "auto"}, "unknown key 'drafter.dtpe'"),
+    ],
+)
+def test_a_configuration_that_cannot_be_measured(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    args = {"target": {"model": "smollm2-135m-instruct"}, "drafter": changes}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"applications": [{"args": args}]}))
+    code, text = ddtree(str(tmp_path / "config.yaml"), "--prompts", str(PROMPTS))
+    assert code == 1 and words in text
 
 
 def test_budgets_are_numbers() -> None:
@@ -148,10 +165,12 @@ def test_figures_of_a_column() -> None:
 
 def test_the_view_shows_each_set_if_asked(tmp_path: Path) -> None:
     found = {"prompts": 1, "left_out": 1, "columns": {"chain": column(some_tally()), "8": column(some_tally())}}
+    nothing = column(Tally.empty(3, Cells((0.5,), 2)))
+    none = {"prompts": 0, "left_out": 2, "columns": {"chain": nothing, "8": nothing}}
     settings = {"budgets": [8], "detail": 8, "temperature": 1.0, "noise_share": 0.65, "tokens": 9, "top_k": 32}
     result = {
         "target": "t", "drafter": "d", "settings": settings | {"device": "cpu", "dtype": "float32"},
-        "sets": {"one": found, "two": found}, "all": found, "seconds": {"answers": 1.0, "rounds": 2.0},
+        "sets": {"one": found, "two": found, "none": none}, "all": found, "seconds": {"answers": 1.0, "rounds": 2.0},
     }  # fmt: skip
     shown = []
     for per_set in (False, True):
