@@ -45,8 +45,8 @@ class EvaluateOptions:
     device: Device | None = None
     dtype: str | None = None
     threads: int | None = None
-    outputs: Sequence[Path] = ()  # files that are to be written afterwards
-    plots: bool = False
+    json: Path | None = None  # where the result is to be written
+    plot: Path | None = None  # and drawn, as PNG
 
 
 def run(options: EvaluateOptions, report: Report) -> dict[str, Any]:
@@ -168,10 +168,12 @@ def _check(options: EvaluateOptions) -> None:
         raise ValueError(f"a tree of {bad[0]} nodes cannot be measured; budgets are from 1 to {LARGEST}")
     if options.detail is not None and options.detail not in options.budgets:
         raise ValueError(f"--detail {options.detail} is none of the budgets {', '.join(map(str, options.budgets))}")
-    if options.plots and importlib.util.find_spec("matplotlib") is None:
+    if options.plot and options.plot.suffix.lower() != ".png":
+        raise ValueError(f"plots are PNG files: name {options.plot.name} something.png")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed: pip install 'ddtree-serve[train]'")
-    for out in options.outputs:
-        if not out.resolve().parent.is_dir():
+    for out in (options.json, options.plot):
+        if out and not out.resolve().parent.is_dir():
             raise ValueError(f"there is no folder {out.resolve().parent} to write {out.name} into")
 
 

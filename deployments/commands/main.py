@@ -252,8 +252,8 @@ def eval_drafter(
             device=device,
             dtype=dtype,
             threads=threads,
-            outputs=[path for path in (out, plot) if path],
-            plots=plot is not None,
+            json=out,
+            plot=plot,
         )
         with stage_bars(console) as report:
             result = evaluate.run(options, report)

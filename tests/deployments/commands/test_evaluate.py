@@ -60,6 +60,7 @@ def foreign(tmp_path: Path) -> Path:
         (("--prompts", str(PROMPTS), "--budgets", "2000"), "from 1 to 1023"),
         (("--prompts", str(PROMPTS), "--detail", "9"), "--detail 9 is none of the budgets 8, 16, 32, 63, 255"),
         (("--prompts", str(PROMPTS), "--json", "/nowhere/out.json"), "no folder /nowhere"),
+        (("--prompts", str(PROMPTS), "--plot", "out.jpeg"), "plots are PNG files"),
         (("--prompts", str(PROMPTS), "--drafter", "nobody"), "neither a shipped checkpoint"),
         (("--prompts", str(PROMPTS), "--target", "/nowhere"), "/nowhere"),
         (("/nowhere.yaml", "--prompts", str(PROMPTS)), "/nowhere.yaml"),
@@ -104,7 +105,7 @@ def test_budgets_are_numbers() -> None:
 def test_a_plot_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'ddtree-serve\[train\]'"):
-        evaluate.run(EvaluateOptions(prompts=[PROMPTS], plots=True), lambda stage, done, line: None)
+        evaluate.run(EvaluateOptions(prompts=[PROMPTS], plot=Path("out.png")), lambda stage, done, line: None)
 
 
 def test_a_real_run(tmp_path: Path, target_dir: Path) -> None:
