@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -68,12 +67,11 @@ def foreign(tmp_path: Path) -> Path:
     ],
 )
 def test_a_fault_is_one_sentence(arguments: tuple[str, ...], words: str, target_dir: Path) -> None:
-    began = time.monotonic()
     code, text = ddtree(*arguments)
     assert code == 1
     assert "error: " in text and words in text
     assert "Traceback" not in text
-    assert time.monotonic() - began < 20, "models were not loaded"
+    assert "loading the target" not in text
 
 
 def test_a_drafter_of_another_target_is_refused(foreign: Path, target_dir: Path) -> None:
