@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import torch
 from transformers import AutoTokenizer
 
 from ddtree.deployments.grammar import Grammars, tokenizer_of
@@ -70,9 +71,9 @@ D = TypeVar("D", bound=LocalDrafter)
 class Rounds(Generic[D]):
     """`loop.run()` plays a round over what was added."""
 
-    def __init__(self, threads: int, drafter: Callable[[Drafter], D]) -> None:
+    def __init__(self, threads: int, drafter: Callable[[Drafter], D], dtype: torch.dtype = torch.bfloat16) -> None:
         directory = prepare("smollm2-135m-instruct")
-        model = Drafter(shipped_checkpoints() / "smollm2-135m", directory, top_k=64, threads=threads)
+        model = Drafter(shipped_checkpoints() / "smollm2-135m", directory, top_k=64, threads=threads, dtype=dtype)
         info, layers = model.info, model.info.target_layer_ids
         sizes = {"page_size": PAGE_SIZE, "pages": PAGES, "feature_layers": layers, "threads": threads}
         limits = Limits(SEQUENCES, 10_000, 512, info.max_positions, info.horizon, rebuild_window=128)
@@ -80,7 +81,7 @@ class Rounds(Generic[D]):
         self.answers: dict[str, list[int]] = {}
         self.scheduler = Scheduler(PageAllocator(PAGES - 1, PAGE_SIZE), limits)
         self.loop = RoundLoop(self.scheduler, self._emit)
-        self.loop.verifier = LocalTarget(HFTarget(directory, dtype="bfloat16", **sizes))
+        self.loop.verifier = LocalTarget(HFTarget(directory, dtype=dtype, **sizes))
         self.loop.add_drafter(self.drafter)
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
         self.stop = (self._tokenizer.eos_token_id,)

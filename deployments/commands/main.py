@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ddtree.deployments.commands.bars import stage_bars
 from ddtree.deployments.commands.train import train_drafter
 
 app = typer.Typer(
@@ -33,6 +34,12 @@ def _budget(text: str) -> str | int:
     if text == "auto" or text.isdecimal():
         return text if text == "auto" else int(text)
     raise typer.BadParameter(f"{text!r} is neither a number of nodes nor auto")
+
+
+def _budgets(text: str) -> tuple[int, ...]:
+    if all(part.strip().isdecimal() for part in text.split(",")):
+        return tuple(int(part) for part in text.split(","))
+    raise typer.BadParameter(f"{text!r} is no list of numbers of nodes, such as 8,16,32")
 
 
 Budget = Annotated[
@@ -173,6 +180,93 @@ def doctor() -> None:
 
 
 app.command("train-drafter")(train_drafter)
+
+
+@app.command("eval-drafter")
+def eval_drafter(
+    config: Annotated[
+        Path | None, typer.Argument(help="A Serve config file, whose target and drafter are measured.")
+    ] = None,
+    prompts: Annotated[
+        list[Path], typer.Option(help="JSONL with prompt, question or turns on each line; repeated, a set each.")
+    ] = [],  # noqa: B006, Typer copies it
+    target: Annotated[
+        str | None,
+        typer.Option(help=f"Embedded model's name or Hugging Face directory, else the file's, else {MODEL}."),
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="A shipped checkpoint's name or a directory, else the file's.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many prompts of each set.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Answer tokens of each prompt, within which rounds begin.")] = 128,
+    budgets: Annotated[
+        Any, typer.Option(parser=_budgets, metavar="N,N,…", help="Nodes of the trees, besides the root.")
+    ] = "8,16,32,63,255",
+    detail: Annotated[
+        int | None,
+        typer.Option(help="The budget whose histogram and calibration are shown; the middle one if left out."),
+    ] = None,
+    per_set: Annotated[
+        bool, typer.Option("--per-set", help="Show them for every set, not for all together only.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    shared_noise: Annotated[
+        bool | None,
+        typer.Option(
+            "--shared-noise/--no-shared-noise", help="Rank candidates with the target's noise, else as the file."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws above temperature 0.")] = 0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=1023, help="Candidates per depth, else the file's tree.top_k.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt with its answer.")] = 2048,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Else the file's; without one cuda where there is one.")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"] | None, typer.Option(help="Of both models, else the file's.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, else the file's.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to write a plot, as PNG.")] = None,
+) -> None:
+    """Measure a drafter offline: tokens per round, histogram, acceptance by depth, calibration. Needs no server."""
+    from ddtree.deployments.commands import evaluate, evaluate_view
+
+    with _faults():
+        options = evaluate.EvaluateOptions(
+            prompts=prompts,
+            config=config,
+            target=target,
+            drafter=drafter,
+            limit=limit,
+            tokens=tokens,
+            budgets=tuple(sorted(set(budgets))),
+            detail=detail,
+            temperature=temperature,
+            shared_noise=shared_noise,
+            seed=seed,
+            top_k=top_k,
+            context=context,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            json=out,
+            plot=plot,
+        )
+        with stage_bars(console) as report:
+            result = evaluate.run(options, report)
+        result["command"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        evaluate_view.show(result, console, per_set)
+        if out:
+            out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            console.print(f"written to {out}", style="dim")
+        if plot:
+            from ddtree.deployments.commands.evaluate_plot import save_plot
+
+            save_plot(result, plot)
+            console.print(f"plotted in {plot}", style="dim")
 
 
 @contextmanager

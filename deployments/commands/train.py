@@ -6,14 +6,13 @@ The options, their defaults and their help are TrainOptions' own: a field added 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from ddtree.deployments.commands.bars import stage_bars
 from ddtree.drafter.training import TrainOptions
 from ddtree.drafter.training import train_drafter as train
 
@@ -29,28 +28,12 @@ def train_drafter(**options: Any) -> None:
         options["target_dir"] = resolve(options.pop("target"))
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         chosen = TrainOptions(**given)
-        columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(*columns, TextColumn("{task.fields[message]}"), console=console) as progress:
-            result = train(chosen, _bars(progress))
+        with stage_bars(console) as report:
+            result = train(chosen, report)
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     console.print(f"the result is in {result}", soft_wrap=True)
-
-
-def _bars(progress: Progress) -> Callable[[str, float, str], None]:
-    """Return a reporter of (stage, fraction done, message) that draws one bar per stage."""
-    tasks: dict[str, TaskID] = {}
-
-    def report(stage: str, fraction: float, message: str) -> None:
-        if stage not in tasks:
-            tasks[stage] = progress.add_task(stage, total=1.0, message="")
-        line, more, _ = message.partition("\n")
-        progress.update(tasks[stage], completed=fraction, message=line)
-        if more:  # a table
-            progress.console.print(message, markup=False, highlight=False)
-
-    return report
 
 
 def _signature() -> inspect.Signature:

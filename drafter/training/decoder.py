@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ddtree.drafter.training.ops import decode_attention, gumbel_argmax
 from ddtree.drafter.training.ragged import Tokens
 from ddtree.drafter.training.target import Target
+from ddtree.kernels.noise import KeyedNoise
 
 STEPS_PER_LOOK = 16  # decode steps between two looks at what is finished
 FILL_TOKENS = 1 << 16  # of one prefill batch, padding included
@@ -26,6 +27,7 @@ class Job:
     prompt: Tokens
     temperature: float  # 0: greedy
     max_new: int
+    seed: int = 0  # of its draws, where noise is keyed
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,26 @@ class Answer:
 class Decoder:
     """`slots` sequences of at most `size` tokens. All state lives in fixed tensors, so that a graph can replay a step."""
 
-    def __init__(self, target: Target, stop: Sequence[int], slots: int, size: int, seed: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        stop: Sequence[int],
+        slots: int,
+        size: int,
+        seed: int,
+        *,
+        keyed_noise: KeyedNoise | None = None,
+    ) -> None:
+        """`keyed_noise`: draw by each job's seed and the token's position, as the verifier does; None: by `seed` and the step."""
         self.target, self.size, device = target, size, target.device
+        self.keyed_noise = keyed_noise
         self.slots = _affordable(target, slots, size)
         shape = (len(target.layers), self.slots, target.kv_heads, size, target.head_dim)
         self.keys = torch.zeros(shape, dtype=target.dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self.rows = torch.arange(self.slots, device=device)
         self.stop = torch.tensor(list(stop), device=device)
-        self.token, self.position, self.limit = (torch.zeros_like(self.rows) for _ in range(3))
+        self.token, self.position, self.limit, self.seeds = (torch.zeros_like(self.rows) for _ in range(4))
         self.step_seed = torch.full((1,), 1_000_003 * seed + 1, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(self.slots, dtype=torch.float32, device=device)
         self.done = torch.ones(self.slots, dtype=torch.bool, device=device)
@@ -55,11 +68,19 @@ class Decoder:
             self._capture()
 
     @torch.no_grad()
-    def generate(self, jobs: Iterator[Job], deadline: float, *, wait_for_all: bool = False) -> Iterator[Answer]:
+    def generate(
+        self,
+        jobs: Iterator[Job],
+        deadline: float,
+        *,
+        wait_for_all: bool = False,
+        look: Callable[[int], None] = lambda tokens: None,
+    ) -> Iterator[Answer]:
         """Answers in the order in which they finish, until the jobs or the time (`time.time()`) end.
 
         What is open at the deadline is given up to where it got, if that is more than 24 tokens. When the jobs end, the
-        last two per cent of the slots are not waited for, unless `wait_for_all`.
+        last two per cent of the slots are not waited for, unless `wait_for_all`. `look` is told now and then how many
+        tokens the open answers have.
         """
         free, busy, drained = list(range(self.slots)), dict[int, Job](), False
         while time.time() < deadline:
@@ -85,6 +106,7 @@ class Decoder:
             for row, tokens in zip(ready, self._read(ready), strict=True):
                 yield Answer(busy.pop(row), tokens[: position[row] + 1])
             free += ready
+            look(sum(position[row] + 1 - len(job.prompt) for row, job in busy.items()))
         rows, position = list(busy), self.position.tolist()
         for row, tokens in zip(rows, self._read(rows), strict=True):
             if position[row] - len(busy[row].prompt) > 24:
@@ -102,13 +124,23 @@ class Decoder:
     def _step(self) -> None:
         """Draws the next token of every slot that is not done."""
         hidden = self.target.hidden(self.token[:, None], self.position[:, None], self._attend_one)[:, 0]
-        drawn = gumbel_argmax(F.linear(hidden, self.target.head), self.temperature, self.step_seed)
-        self.step_seed += 1
+        drawn = self._draw(F.linear(hidden, self.target.head))
         live = ~self.done
         self.position += live
         self.token.copy_(torch.where(live, drawn, self.token))
         self.history[self.rows, self.position] = self.token
         self.done |= (self.token[:, None] == self.stop).any(1) | (self.position >= self.limit)
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """`[B, V]` → `[B]`."""
+        if self.keyed_noise is None:
+            drawn = gumbel_argmax(logits, self.temperature, self.step_seed)
+            self.step_seed += 1
+            return drawn
+        sampled = self.temperature > 0
+        noise = self.keyed_noise.rows(self.seeds, self.position + 1)
+        scaled = logits.float() / self.temperature.where(sampled, 1.0)[:, None]
+        return torch.where(sampled[:, None], scaled + noise, scaled).argmax(-1)
 
     @torch.no_grad()
     def _capture(self) -> None:
@@ -144,6 +176,7 @@ class Decoder:
         self.position[slots] = last
         self.token[slots] = ids[torch.arange(len(jobs), device=device), last]
         self.temperature[slots] = torch.tensor([job.temperature for job in jobs], device=device)
+        self.seeds[slots] = torch.tensor([job.seed for job in jobs], device=device)
         room = torch.tensor([job.max_new for job in jobs], device=device)
         self.limit[slots] = (last + room).clamp(max=self.size - 1)
         self.done[slots] = False

@@ -15,7 +15,7 @@ from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import PATH_HEAD, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
 from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training import publish
-from ddtree.drafter.training.acceptance import Sample, measure
+from ddtree.drafter.training.acceptance import Ranking, Sample, measure
 from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, summary
 from ddtree.drafter.training.card import Facts, table, target_name
 from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
@@ -127,10 +127,10 @@ class _Run:
         for key, form in (("validation", publish.INT8), ("validation_bf16", publish.PUBLISHED)):
             out[key] = measure(models[form], self.target, own, longest=o.evaluate_tokens)
         info = DrafterInfo.read(self.out / publish.INT8)
-        head = PathHead.load(info, dtype=self.target.dtype, device=self.device)
-        if head:
+        ranking = Ranking(head=PathHead.load(info, dtype=self.target.dtype, device=self.device))
+        if ranking.head:
             out["validation_path"] = measure(
-                models[publish.INT8], self.target, own, longest=o.evaluate_tokens, head=head
+                models[publish.INT8], self.target, own, longest=o.evaluate_tokens, ranking=ranking
             )
         if o.evaluate:
             self.report("publish", 0.3, "the target answers held-out prompts")
@@ -138,8 +138,8 @@ class _Run:
             self._free()
             self.report("publish", 0.5, f"measuring on {len(samples)} held-out answers")
             out["held_out"] = measure(models[publish.INT8], self.target, samples, longest=o.evaluate_tokens)
-            if head:
-                path = measure(models[publish.INT8], self.target, samples, longest=o.evaluate_tokens, head=head)
+            if ranking.head:
+                path = measure(models[publish.INT8], self.target, samples, longest=o.evaluate_tokens, ranking=ranking)
                 out["held_out_path"] = path
         return out
 

@@ -26,7 +26,7 @@ def ddtree(*arguments: str, typed: str | None = None) -> tuple[int, str]:
 def test_help_lists_the_commands_and_loads_no_torch() -> None:
     code, text = ddtree("--help")
     assert code == 0
-    for command in ("serve", "chat", "bench", "train-drafter", "doctor", "prepare"):
+    for command in ("serve", "chat", "bench", "train-drafter", "eval-drafter", "doctor", "prepare"):
         assert command in text
     check = "import sys, ddtree.deployments.commands.main; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0

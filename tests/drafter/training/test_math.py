@@ -23,6 +23,7 @@ from ddtree.drafter.training.answers import Answers, AnswerStore, Source
 from ddtree.drafter.training.masks import AnchorMask, DocumentMask
 from ddtree.drafter.training.muon import Optimiser, orthogonalise
 from ddtree.drafter.training.rows import batch_index, pack_rows, sample_blocks, split
+from ddtree.drafter.training.tallies import Trial
 from ddtree.drafter.training.trainer import initialise, schedule
 
 CPU = torch.device("cpu")
@@ -204,8 +205,12 @@ def test_trees_that_depend_on_paths_accept_what_the_kernel_has_in_them(seed: int
         )
 
     ranked = sorted((p for d in (1, 2, 3) for p in itertools.product(range(4), repeat=d)), key=cost)
-    for budget, depth in nested_path_depths(logprobs[0], below, rank, budgets).items():
+    tried: list[tuple[int, Trial]] = []
+    for budget, depth in nested_path_depths(logprobs[0], below, rank, budgets, tried).items():
         tree = set(ranked[:budget])
+        trials = [trial for node, trial in tried if node <= budget]
+        assert len(trials) == sum(list(path[:-1]) == rank[: len(path) - 1] for path in tree)
+        assert sum(hit for *_, hit in trials) == depth
         assert depth == next((d for d in range(3) if tuple(rank[: d + 1]) not in tree), 3)
 
 
