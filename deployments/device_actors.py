@@ -219,6 +219,7 @@ def _load_drafter(config: AppConfig, models: Models) -> Drafter | SyntheticDraft
     device, dtype = config.drafter.device, config.drafter.dtype
     memory = torch.cuda.get_device_properties(device).total_memory if device == "cuda" else 0
     assert models.drafter_dir is not None, "a drafter actor is only made where there is a checkpoint"
+    synthetic = config.drafter.synthetic
     drafter = Drafter(
         models.drafter_dir,
         models.target.model_dir,
@@ -228,15 +229,13 @@ def _load_drafter(config: AppConfig, models: Models) -> Drafter | SyntheticDraft
         threads=config.drafter.threads,
         context_tokens=context_tokens(config, models, memory),
         max_sequences=config.scheduler.max_sequences,
-        path_head=config.drafter.path_head
-        and config.drafter.synthetic is None,  # what overwrites candidates knows no paths
+        path_head=config.drafter.path_head and synthetic is None,  # what overwrites candidates knows no paths
     )
-    if config.drafter.synthetic is None:
+    if synthetic is None:
         return drafter
     from ddtree.drafter.recordings import acceptance_by_depth, read_recordings
     from ddtree.drafter.synthetic import SyntheticDrafter
 
-    synthetic = config.drafter.synthetic
     acceptance = acceptance_by_depth(drafter.info.horizon, synthetic.acceptance, synthetic.acceptance_length)
     return SyntheticDrafter(drafter, read_recordings(synthetic.record), acceptance)
 

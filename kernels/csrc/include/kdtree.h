@@ -109,13 +109,12 @@ KDTREE_API int32_t kdtree_tree_build(const kdtree_build_input *in, const kdtree_
  * Siblings are ranked by (log-prob descending, candidate ascending); a node's score is the float32 sum down its path, and the
  * order is tree_build's. */
 typedef struct {
-    const float *first; /* [batch, k] of the candidates of depth 1; not finite: no candidate, here and below */
-    const float
-        *conditional;       /* [batch, levels-1, k, k] [d-1, i, j]: of candidate j of depth d+1 after candidate i of depth d */
-    const int32_t *ids;     /* [batch, levels, k] */
-    const int32_t *root;    /* [batch] token of node 0 */
-    const int32_t *seq_len; /* [batch] position of node 0 */
-    const int32_t *budget;  /* [batch] nodes wanted besides the root; read as 0 … max_budget */
+    const float *first;       /* [batch, k] of the candidates of depth 1; not finite: no candidate, here and below */
+    const float *conditional; /* [batch, levels-1, k, k]; [d-1, i, j]: of candidate j of depth d+1 after i of depth d */
+    const int32_t *ids;       /* [batch, levels, k] */
+    const int32_t *root;      /* [batch] token of node 0 */
+    const int32_t *seq_len;   /* [batch] position of node 0 */
+    const int32_t *budget;    /* [batch] nodes wanted besides the root; read as 0 … max_budget */
     int32_t batch, levels, k; /* levels ≤ 64, k ≤ 128 */
     int32_t max_budget;       /* N ≤ 1023 */
 } kdtree_path_input;
