@@ -13,6 +13,7 @@ from ddtree.deployments.measuring import CHUNK, NODES, measure
 from .tiny import Engine, LocalVerifier, make_target
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("positions", "largest"), [(512, 128), (100, 64)])
 def test_steps_of_all_kinds_are_timed(tmp_path: Path, positions: int, largest: int) -> None:
     verifier = LocalVerifier(make_target(tmp_path), pages=40)
