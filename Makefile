@@ -15,13 +15,13 @@ VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
 	$(BIN)/ddtree serve $(CONFIG)
 
-# Tests that need Ray start a dozen processes and mostly wait: one cluster at a time. All else fills the gaps at the lowest priority,
+# Tests that need Ray start a dozen processes and mostly wait: one cluster at a time. All else fills the gaps at low priority,
 # but for the few that are held to a time. On Linux a priority counts within a session alone, and Ray's processes have sessions of
-# their own; so what fills the gaps gets one too, whose share is the smallest. Clusters of their own are started by a fresh process
+# their own; so what fills the gaps gets one too, with a tenth of their share. Clusters of their own are started by a fresh process
 # for each file: it forks, which a process may not survive that still has threads of the cluster before.
 test: $(VENV)/.test  ## install, lint, type-check, run all tests
 	@mkdir -p build
-	@$(SETSID) sh -c '(echo 19 > /proc/self/autogroup) 2> /dev/null; exec nice -n 19 $(MAKE) others' > build/others.log 2>&1 & \
+	@$(SETSID) sh -c '(echo 10 > /proc/self/autogroup) 2> /dev/null; exec nice -n 10 $(MAKE) others' > build/others.log 2>&1 & \
 	others=$$!; trap "kill $$others" INT TERM; \
 	$(BIN)/python -m pytest -m "service or timed"; services=$$?; \
 	clusters=0; for file in $(CLUSTERS); do $(BIN)/python -m pytest -m cluster $$file || clusters=1; done; \
