@@ -1,4 +1,4 @@
-"""The candidates of a round on their way to its trees: joined, made as deep as wanted, ranked by the draw that is to come.
+"""The candidates of a round on their way to its trees: joined, made as deep as wanted, grown into trees.
 
 Where a drafter says how likely each candidate is after each of the depth before (`Candidates.conditional`), so do the trees: the
 same is done to these rows, and they are what trees grow from. Knows no peers and no requests.
@@ -6,14 +6,12 @@ same is done to these rows, and they are what trees grow from. Knows no peers an
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ddtree.drafter.items import Candidates
-from ddtree.kernels import DraftTree, share_noise, share_noise_path, tree_build, tree_build_path
+from ddtree.kernels import DraftTree, tree_build, tree_build_path
 
 
 def joined(found: list[tuple[list[int], Candidates]], trees: int, device: torch.device) -> Candidates:
@@ -54,15 +52,6 @@ def deepened(candidates: Candidates, levels: int) -> Candidates:
         pad(candidates.ids, (0, 0, 0, missing), value=-1),
         None if below is None else pad(below, (0, 0, 0, 0, 0, missing), value=-torch.inf),
     )
-
-
-def noised(candidates: Candidates, seed: Tensor, seq_len: Tensor, scale: Tensor) -> Candidates:
-    """See `share_noise`, whose arguments these are."""
-    draws = (candidates.ids, seed, seq_len, scale)
-    if candidates.conditional is None:
-        return Candidates(*share_noise(candidates.logprobs, *draws))
-    first, below = share_noise_path(candidates.logprobs[:, 0], candidates.conditional, *draws)
-    return replace(candidates, logprobs=torch.cat((first[:, None], candidates.logprobs[:, 1:]), 1), conditional=below)
 
 
 def grown(candidates: Candidates, numbers: tuple[Tensor, ...], max_budget: int, out: DraftTree | None) -> DraftTree:

@@ -21,7 +21,7 @@ from ddtree.deployments.assignment import assign
 from ddtree.deployments.batching import Layout, TreeBatch, lay_out
 from ddtree.deployments.budgets import Budgets, Choice, Chosen
 from ddtree.deployments.costs import StepSize
-from ddtree.deployments.drafts import deepened, grown, joined, noised
+from ddtree.deployments.drafts import deepened, grown, joined
 from ddtree.deployments.errors import GrammarError
 from ddtree.deployments.forced import forced
 from ddtree.deployments.masks import lay_out_masks
@@ -33,6 +33,7 @@ from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice
+from ddtree.drafter.noised import noised
 from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_builder, tree_walker
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 
 from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.items import Candidates
+from ddtree.drafter.noised import noised
 from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training.masks import AnchorMask, DocumentMask
 from ddtree.drafter.training.ragged import Tokens
 from ddtree.drafter.training.tallies import UNCUT, Cells, Tally, Trial, total
 from ddtree.drafter.training.target import Target
-from ddtree.kernels import share_noise, share_noise_path, tree_build_path
+from ddtree.kernels import tree_build_path
 
 BUDGETS = (8, 16, 32, 63)
 CANDIDATES = 64  # per slot: a tree of 63 nodes never needs more
@@ -240,19 +241,11 @@ def _draft(
         drafted = ranking.head.given_the_path(drafted, slots.unflatten(0, (len(anchor), -1)), ids[anchor])
     if ranking.noise:
         draws = torch.full_like(anchor, seed), anchor.int(), torch.full(anchor.shape, ranking.noise, device=device)
-        drafted = _noised(drafted, draws)
+        drafted = noised(drafted, *draws)
     inside = at[:, 1:] < len(ids)
     wanted = torch.where(inside, ids[at[:, 1:].clamp(max=len(ids) - 1)], -1)
     found = drafted.ids == wanted[:, :, None]
     return drafted, torch.where(found.any(-1), found.int().argmax(-1), top.shape[-1])
-
-
-def _noised(drafted: Candidates, draws: tuple[Tensor, Tensor, Tensor]) -> Candidates:
-    """`draws`: seed, position of the bonus token and scale, see `share_noise`."""
-    if drafted.conditional is None:
-        return Candidates(*share_noise(drafted.logprobs, drafted.ids, *draws))
-    first, below = share_noise_path(drafted.logprobs[:, 0], drafted.conditional, drafted.ids, *draws)
-    return Candidates(torch.cat((first[:, None], drafted.logprobs[:, 1:]), 1), drafted.ids, below)
 
 
 def _features(target: Target, ids: Tensor, layer_ids: tuple[int, ...]) -> Tensor:

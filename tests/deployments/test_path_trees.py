@@ -16,6 +16,7 @@ from ddtree.deployments import drafts
 from ddtree.deployments.budgets import Budgets
 from ddtree.deployments.overlap import Mode
 from ddtree.deployments.requests import Budget
+from ddtree.drafter import noised
 from ddtree.drafter.drafter import Drafter
 from ddtree.drafter.items import Candidates, DraftItem
 from ddtree.drafter.path_head import PathHead
@@ -158,7 +159,7 @@ def test_a_checkpoint_without_a_head_grows_trees_as_ever(
         raise AssertionError("these candidates depend on no path")
 
     monkeypatch.setattr(drafts, "tree_build_path", never)
-    monkeypatch.setattr(drafts, "share_noise_path", never)
+    monkeypatch.setattr(noised, "share_noise_path", never)
     target_dir, drafter_dir = folders
     verifier = LocalVerifier(target_dir, pages=200)
     asked = [request(f"r{i}", [i, 3, 5 + i], 20, 15, 0.9 * (i % 2)) for i in range(4)]
@@ -263,7 +264,7 @@ def test_noise_is_that_of_candidates_without_paths() -> None:
     plain_ = candidates(2, 4, 5, False)
     repeated = plain_.logprobs[:, 1:, None].expand(-1, -1, 5, -1)
     draws = torch.tensor([7, 8]), torch.tensor([3, 99], dtype=torch.int32), torch.tensor([0.0, 0.8])
-    found = drafts.noised(replace(plain_, conditional=repeated), *draws)
+    found = noised.noised(replace(plain_, conditional=repeated), *draws)
     root, _, budget = numbers(2)
     by_path = drafts.grown(found, (root, draws[1], budget), 15, None)
     logprobs, ids = share_noise(plain_.logprobs, plain_.ids, *draws)
