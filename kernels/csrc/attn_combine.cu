@@ -108,7 +108,7 @@ int32_t launch_combine(const AttnCall &call) {
     const int64_t parts = static_cast<int64_t>(call.rows.total_rows) * call.attn.heads * slices_of(call.attn.v_dim);
     const int64_t grid = std::min<int64_t>(ceil_div<int64_t>(parts, kWarps), 8 * call.device.multiprocessors);
     const auto kernel = call.attn.dtype == KDTREE_BFLOAT16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>;
-    return enqueue_overlapped(kernel, static_cast<unsigned>(grid), kThreads, call.stream, call, parts);
+    return enqueue_overlapped(kernel, static_cast<unsigned>(grid), kThreads, 0, call.stream, call, parts);
 }
 
 }  // namespace kdtree

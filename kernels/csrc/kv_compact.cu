@@ -136,7 +136,7 @@ extern "C" int32_t kdtree_kv_compact(const kdtree_cache *caches, int32_t cache_c
     if (!page_table || !seq_len || !path || !n_accepted) return KDTREE_BAD_ARGUMENT;
     for (int first = 0; first < sequences; first += kMaxGridZ) {
         const dim3 grid(ceil_div(most, kThreads), cache_count, std::min(kMaxGridZ, sequences - first));
-        KDTREE_TRY(enqueue_overlapped(compact_kernel, grid, kThreads, stream, call, first));
+        KDTREE_TRY(enqueue_overlapped(compact_kernel, grid, kThreads, 0, stream, call, first));
     }
     return KDTREE_OK;
 }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void let_next_begin() {
 }
 
 template <typename... Parameters, typename... Arguments>
-int32_t enqueue_overlapped(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
+int32_t enqueue_overlapped(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                            const Arguments &...arguments) {
     cudaFuncAttributes attributes;
     KDTREE_TRY(from_cuda(cudaFuncGetAttributes(&attributes, kernel)));
@@ -33,6 +33,7 @@ int32_t enqueue_overlapped(void (*kernel)(Parameters...), dim3 grid, int threads
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &overlap;
     config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;  // older code does not wait

@@ -162,7 +162,7 @@ extern "C" int32_t kdtree_share_noise(const float *logprobs, const int32_t *ids,
     int sorted_size = kLeastSorted;
     while (sorted_size < k) sorted_size *= 2;
     const NoiseCall call{logprobs, ids, seed, seq_len, scale, levels, k, sorted_size, out_logprobs, out_ids};
-    return enqueue_overlapped(share_noise_kernel, batch * levels, kThreads, stream, call);
+    return enqueue_overlapped(share_noise_kernel, batch * levels, kThreads, 0, stream, call);
 }
 
 extern "C" int32_t kdtree_share_noise_path(const float *first, const float *conditional, const int32_t *ids,
@@ -176,5 +176,5 @@ extern "C" int32_t kdtree_share_noise_path(const float *first, const float *cond
     if (!first || !ids || !seed || !seq_len || !scale || !out_first) return KDTREE_BAD_ARGUMENT;
     if (levels > 1 && (!conditional || !out_conditional)) return KDTREE_BAD_ARGUMENT;
     const PathCall call{first, conditional, ids, seed, seq_len, scale, levels, k, out_first, out_conditional};
-    return enqueue_overlapped(path_noise_kernel, batch * levels, kThreads, stream, call);
+    return enqueue_overlapped(path_noise_kernel, batch * levels, kThreads, 0, stream, call);
 }

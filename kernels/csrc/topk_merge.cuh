@@ -2,7 +2,6 @@
 // the ranks of a split vocabulary, and writes the k best in order.
 #pragma once
 
-#include "bitonic.cuh"
 #include "topk_select.cuh"
 
 namespace kdtree::topk {
@@ -69,8 +68,20 @@ __device__ inline void sort_block(uint64_t *keys, int count, int size) {
         if (at < count) {
             keys[rank] = key;
         }
-    } else {
-        merge_runs<kMergeThreads>(keys, 1, size);
+    } else {  // bitonic
+        for (int run = 2; run <= size; run *= 2) {
+            for (int stride = run / 2; stride > 0; stride /= 2) {
+                for (int pair = threadIdx.x; pair < size / 2; pair += kMergeThreads) {
+                    const int i = 2 * pair - (pair & (stride - 1));
+                    const uint64_t a = keys[i], b = keys[i + stride];
+                    if ((a < b) == ((i & run) == 0)) {
+                        keys[i] = b;
+                        keys[i + stride] = a;
+                    }
+                }
+                __syncthreads();
+            }
+        }
     }
     __syncthreads();
 }

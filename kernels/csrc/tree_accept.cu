@@ -120,6 +120,6 @@ extern "C" int32_t kdtree_tree_accept(const int32_t *y, const kdtree_tree *tree,
     }
     const AcceptCall call{y,          tree->tokens, tree->first_child, tree->next_sibling, nodes, max_depth + 1, path,
                           n_accepted, bonus};
-    if (nodes <= kSmall) return enqueue_overlapped(accept_kernel<1, 1>, batch, ceil_div(nodes, 32) * 32, stream, call);
-    return enqueue_overlapped(accept_kernel<2, 3>, batch, ceil_div(nodes, 64) * 32, stream, call);
+    if (nodes <= kSmall) return enqueue_overlapped(accept_kernel<1, 1>, batch, ceil_div(nodes, 32) * 32, 0, stream, call);
+    return enqueue_overlapped(accept_kernel<2, 3>, batch, ceil_div(nodes, 64) * 32, 0, stream, call);
 }

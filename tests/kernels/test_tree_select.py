@@ -153,7 +153,7 @@ def test_follows_its_definition(device, rng, batch, levels, width, size, kind):
 
 
 @on_devices
-@pytest.mark.parametrize(("batch", "size"), [(1, 1023), (70, 63), (256, 63), (257, 63), (3, 300)])
+@pytest.mark.parametrize(("batch", "size"), [(1, 1023), (40, 9), (70, 63), (257, 63), (3, 300), (240, 255)])
 def test_many_trees_and_large_ones(device, batch, size):
     check(random_call(np.random.default_rng(batch), batch, 15, 64, size, "flat"), device)
 

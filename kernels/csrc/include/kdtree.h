@@ -151,8 +151,8 @@ typedef struct {
 KDTREE_API int32_t kdtree_tree_select_workspace(int32_t batch, int32_t nodes, size_t *bytes);
 /* `tree` as tree_build left it, batch ≤ 1024, nodes = N+1; cut: n_nodes, first_child and next_sibling. gains [batch, N] chances
  * without luck, 0 in padding; cells [batch, N] flat index into the table, -1 in padding; kept [batch] nodes besides the root;
- * expected [batch] of them accepted, with luck. KDTREE_UNSUPPORTED_SHAPE where batch and N, each rounded up to a power of two,
- * multiply to more than shared memory holds: 16384 on data-centre GPUs, 8192 elsewhere. */
+ * expected [batch] of them accepted, with luck. Nodes are compared with those of every tree, so the time grows with
+ * batch^2 * N. */
 KDTREE_API int32_t kdtree_tree_select(const kdtree_tree *tree, int32_t batch, int32_t nodes, int32_t max_depth,
                                       const kdtree_acceptance *table, const kdtree_prices *prices, float *gains, int32_t *cells,
                                       int32_t *kept, float *expected, void *workspace, size_t workspace_bytes,
