@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,10 +126,17 @@ class Pod:
     ) -> tuple[list[int], Delta]:
         """All tokens and the last delta; `after` is called with the number of tokens so far, after each round."""
         tokens: list[int] = []
-        for reference in self.router.generate.remote(request):
-            delta: Delta = ray.get(reference, timeout=WAIT_S)
-            tokens += delta.token_ids
-            after(len(tokens))
+        line = uuid.uuid4().hex
+        served = self.router.serve.remote(request, line)
+        for reference in self.router.deltas.remote(line):
+            for _, delta in ray.get(reference, timeout=WAIT_S):
+                if isinstance(delta, Exception):
+                    raise delta
+                tokens += delta.token_ids
+                after(len(tokens))
+            if delta.finish_reason:
+                break
+        ray.get(served, timeout=WAIT_S)
         return tokens, delta
 
     def ask_all(self, requests: Sequence[GenerationRequest]) -> list[tuple[list[int], Delta]]:

@@ -110,6 +110,16 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()  # of every token, where the request asks for them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # beside the first token: of every prompt token but the first
 
+    def then(self, later: Delta) -> Delta:
+        """Both as one."""
+        return Delta(
+            self.token_ids + later.token_ids,
+            later.finish_reason,
+            later.stats or self.stats,
+            self.logprobs + later.logprobs,
+            self.prompt_logprobs + later.prompt_logprobs,
+        )
+
 
 class Cancelled(Exception):
     """The request was ended from outside; nobody waits for its tokens."""

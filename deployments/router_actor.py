@@ -22,6 +22,7 @@ from ray.exceptions import RayTaskError
 
 from ddtree.deployments.device_actors import unpack
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.lines import Item, Line
 from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.requests import Cancelled, Delta, GenerationRequest
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 IDLE_S = 0.5  # how often an idle round thread looks up; work wakes it at once
 VERIFIER_RETRY_S = 0.5
+READER_S = 30  # so long a request waits for who is to read its deltas
+LINE_IDLE_S = 60
 SWITCH_S = 0.0002  # Python's 5 ms are a whole round that waits for the event loop to let go of the interpreter
 
 
@@ -86,7 +89,8 @@ class RouterActor:
         )
         target = models.target
         self._grammars = Grammars(lambda: tokenizer_of(target.model_dir, target.vocab_size, target.eos_token_ids))
-        self._outboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
+        self._lines: dict[str, Line] = {}  # by name
+        self._line_of: dict[str, Line] = {}  # by request
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._heartbeat = time.monotonic()
@@ -98,37 +102,54 @@ class RouterActor:
 
     # -- called by the Router replica ------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Tokens of a request, one delta a round, after an empty one that says that this router has it. Raises what ended
-        it early, GrammarError where its grammar makes no sense, and NotReady where there has been no verifier for too long;
-        `cancel` ends it from outside."""
+    async def serve(self, request: GenerationRequest, line_name: str) -> None:
+        """Run a request to its end, which is when its last delta was taken. A line (lines.py) gets them: an empty one that says
+        that this router has the request, one a round, or what ended it early: GrammarError where its grammar makes no sense,
+        NotReady where there has been no verifier for too long. `cancel` ends it from outside."""
         from ddtree.deployments.sequence import Sequence
 
-        self._refuse_without_verifier()
         self._event_loop = asyncio.get_running_loop()
-        outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        self._outboxes[request.request_id] = outbox
+        line, request_id = self._lines.setdefault(line_name, Line()), request.request_id
         sequence = Sequence(request, time.monotonic())
+        self._line_of[request_id] = line
         try:
-            if request.grammar is not None:
-                sequence.grammar = await asyncio.to_thread(self._grammars.start, request.grammar, sequence.answer)
-            self._inbox.put(lambda: self._admit(sequence))
-            yield Delta(())
-            while True:
-                delta = await outbox.get()
-                if isinstance(delta, Exception):
-                    raise delta
-                yield delta
-                if delta.finish_reason:
-                    return
+            with line.request(request_id) as ended:
+                try:
+                    self._refuse_without_verifier()
+                    if request.grammar is not None:
+                        sequence.grammar = await asyncio.to_thread(
+                            self._grammars.start, request.grammar, sequence.answer
+                        )
+                    line.put(request_id, Delta(()))
+                    self._inbox.put(lambda: self._admit(sequence))
+                except Exception as error:
+                    line.put(request_id, error)
+                await asyncio.wait_for(line.read.wait(), READER_S)
+                await ended.wait()
         finally:
-            del self._outboxes[request.request_id]
             sequence.cancelled = True  # no effect on one that is finished
+            del self._line_of[request_id]
+            if line.idle and not line.read.is_set():
+                self._lines.pop(line_name, None)
+
+    async def deltas(self, line_name: str) -> AsyncIterator[list[Item]]:
+        """What the requests of a line get, as it comes. Ends when there has been none for a while; requests of a line that is no
+        longer read end, too."""
+        line = self._lines.setdefault(line_name, Line())
+        line.read.set()
+        try:
+            while (items := await line.take(LINE_IDLE_S)) or not line.idle:
+                if items:
+                    yield items
+        finally:
+            line.close()
+            if self._lines.get(line_name) is line:
+                del self._lines[line_name]
 
     async def cancel(self, request_id: str) -> None:
         """End a request whose client is gone. Unknown ids are finished requests."""
-        if outbox := self._outboxes.get(request_id):
-            outbox.put_nowait(Cancelled(request_id))
+        if line := self._line_of.get(request_id):
+            line.put(request_id, Cancelled(request_id))
 
     async def register_drafter(self, drafter_id: str, actor: ActorHandle) -> None:
         """A drafter is healthy. Harmless to repeat."""
@@ -242,8 +263,8 @@ class RouterActor:
     def _hand_out(self, outgoing: list[tuple[Sequence, Delta | Exception]]) -> None:
         """On the event loop."""
         for sequence, delta in outgoing:
-            if outbox := self._outboxes.get(sequence.id):
-                outbox.put_nowait(delta)
+            if line := self._line_of.get(sequence.id):
+                line.put(sequence.id, delta)
 
     def _connect_verifier(self) -> Any:
         """Wait for a group of the verifier deployment that no other router has, however long Serve takes to make one. Requests

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.delivery import Delivery
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.lines import Lines, Stream
 from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.pods import together
 from ddtree.deployments.requests import Delta, GenerationRequest
@@ -38,7 +39,7 @@ class RouterEngine:
         """`resubmit_s`: so long a request waits for a router to take it, at first and whenever it has lost its own. `target`:
         the only one whose tokens will do (`TargetConfig.key`)."""
         self._generate = router.options(stream=True).generate
-        self._routers = router
+        self._routers, self._lines = router, Lines()
         self._resubmit_s, self._target = resubmit_s, target
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -46,13 +47,13 @@ class RouterEngine:
         router raises of the request itself."""
         delivery, losses = Delivery(replace(request, target=self._target)), 0
         while True:
-            deltas, finished = await self._submit(delivery), False
+            call, stream = await self._submit(delivery)
+            watch, finished = asyncio.create_task(self._watch(call, stream)), False
             try:
-                async for delta in deltas:
+                while not finished:
+                    delta = await stream.next()
                     finished, losses = delta.finish_reason is not None, 0
                     yield delivery.take(delta)
-                    if finished:
-                        return
                 return
             except Exception as error:
                 losses += 1
@@ -62,18 +63,22 @@ class RouterEngine:
                     raise NotReady(f"{losses} routers in turn were lost while they served this request") from None
                 log.warning("request %s lost its router after %d tokens", request.request_id, len(delivery.token_ids))
             finally:
+                self._lines.forget(stream)
                 if not finished:
-                    deltas.cancel()
+                    watch.cancel()
+                    call.cancel()
 
-    async def _submit(self, delivery: Delivery) -> Any:
-        """The stream of a router that has taken the rest of a request."""
+    async def _submit(self, delivery: Delivery) -> tuple[Any, Stream]:
+        """The call of a router that has taken the rest of a request, and what comes of it."""
         deadline, pause = time.monotonic() + self._resubmit_s, PAUSE_S
         while True:
-            deltas, taken = self._generate.remote(delivery.rest()), False
+            rest = delivery.rest()
+            stream, taken = self._lines.stream(rest.request_id), False
+            call = self._generate.remote(rest, self._lines.name)
             try:
-                await asyncio.wait_for(anext(deltas), deadline - time.monotonic())  # empty: it says that it is there
+                await asyncio.wait_for(self._taken(call, stream), deadline - time.monotonic())
                 taken = True
-                return deltas
+                return call, stream
             except TimeoutError:
                 raise NotReady(f"no router took the request for {self._resubmit_s:g} s: try again later") from None
             except Exception as error:
@@ -81,9 +86,23 @@ class RouterEngine:
                     raise _cause(error) from None
             finally:
                 if not taken:
-                    deltas.cancel()
+                    self._lines.forget(stream)
+                    call.cancel()
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _taken(self, call: Any, stream: Stream) -> None:
+        """Returns when a router says that it has the request."""
+        self._lines.read(stream, await anext(call))
+        await stream.begun()
+
+    async def _watch(self, call: Any, stream: Stream) -> None:
+        """Where the call fails, so does the stream. It may end before the last delta is here."""
+        try:
+            async for _ in call:
+                pass
+        except Exception as error:
+            stream.items.put_nowait(error)
 
     async def health(self) -> dict[str, Any]:
         """Figures of all pods; raises when there is none whose round loop moves and that has a verifier."""

@@ -21,13 +21,14 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from ddtree.deployments.config import ROUTER_GPUS, AppConfig
-from ddtree.deployments.device_actors import make
+from ddtree.deployments.device_actors import make, pack
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.lines import Address
 from ddtree.deployments.metrics import Snapshot
 from ddtree.deployments.models import Models
 from ddtree.deployments.pod_choice import CONNECTED
 from ddtree.deployments.pods import Pod
-from ddtree.deployments.requests import Delta, GenerationRequest
+from ddtree.deployments.requests import GenerationRequest
 from ddtree.deployments.router_actor import RouterActor
 
 log = logging.getLogger(__name__)
@@ -60,23 +61,25 @@ class Router:
         self._config, self._max_budget = config, config.tree.max_budget if models.drafter else 0
         on_gpu = config.verifier.device == "cuda"
         self._actor: Any = make(RouterActor, config, models, verifier, num_gpus=ROUTER_GPUS if on_gpu else 0)
+        self._address = Address(self._actor._actor_id.hex(), pack([self._actor]))
         await self._actor.ready.remote()  # an actor that cannot start fails the deployment, with its reason
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Deltas of one request, an empty one first. A caller that goes away cancels it. Its configuration may be one that is
-        being replaced: raises NotReady where that had another target; the budget is cut to what there is room for here."""
+    async def generate(self, request: GenerationRequest, line: str) -> AsyncIterator[Address]:
+        """Where the router of a request is; lasts as long as the request, whose deltas go to this line (lines.py). A caller that
+        goes away cancels it. Its configuration may be one that is being replaced: raises NotReady where that had another target;
+        the budget is cut to what there is room for here."""
         if request.target not in ("", self._config.target.key):
             raise NotReady("another target is served now: send the request again")
         request = replace(request, budget=min(request.budget, self._max_budget))
-        finished = False
+        ended = False
         try:
             with _ends_with_actor():
-                async for reference in self._actor.generate.remote(request):
-                    delta: Delta = await reference
-                    finished = delta.finish_reason is not None
-                    yield delta
+                served = self._actor.serve.remote(request, line)
+                yield self._address
+                await served
+                ended = True
         finally:
-            if not finished:
+            if not ended:
                 self._actor.cancel.remote(request.request_id)
 
     async def pod(self, config: AppConfig) -> Pod | None:

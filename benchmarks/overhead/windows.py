@@ -10,11 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import ray
-from ray.exceptions import RayError
 from transformers import AutoTokenizer
 
 from ddtree.deployments.models import Models
-from ddtree.deployments.requests import GenerationRequest, SamplingParams
+from ddtree.deployments.requests import Cancelled, GenerationRequest, SamplingParams
 
 from ..pod import WAIT_S, Pod
 
@@ -101,5 +100,5 @@ def _running(pod: Pod, requests: Sequence[GenerationRequest]) -> Generator[None,
 
 
 def _ask(pod: Pod, request: GenerationRequest) -> None:
-    with suppress(RayError):  # it was cancelled
+    with suppress(Cancelled):
         pod.ask(request)
