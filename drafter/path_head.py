@@ -82,14 +82,15 @@ class PathHead:
         logprobs, ids = candidates.logprobs, candidates.ids.clamp(min=0)
         mass = logprobs.logsumexp(-1, keepdim=True)
         itself = F.embedding(ids, self.tensors[ITSELF]).float().mT  # [B, L, r, K]
-        first = self._gated(hidden[:, :1], F.embedding(bonus[:, None, None], self.tensors[BEFORE])) @ itself[:, :1]
-        below = self._gated(hidden[:, 1:], F.embedding(ids[:, :-1], self.tensors[BEFORE])) @ itself[:, 1:]
+        first = self.gated(hidden[:, :1], bonus[:, None, None]) @ itself[:, :1]
+        below = self.gated(hidden[:, 1:], ids[:, :-1]) @ itself[:, 1:]
         conditional = _with_mass(below.add_(logprobs[:, 1:, None]), mass[:, 1:, None])
         logprobs[:, :1] = _with_mass(first[:, :, 0].add_(logprobs[:, :1]), mass[:, :1])
         return Candidates(logprobs, candidates.ids, conditional)
 
-    def _gated(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """hidden [B, L, d], before [B, L, K, r] → [B, L, K, r] float32."""
+    def gated(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """What the rows of tokens are multiplied with: hidden [B, L, d], tokens before them [B, L, K] → [B, L, K, r] float32."""
+        before = F.embedding(tokens, self.tensors[BEFORE])
         if (gate := self.tensors.get(GATE)) is not None:
             return F.linear(hidden, gate).float()[:, :, None] * before.float()
         if (proj := self.tensors.get(GATE_PROJ)) is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ddtree.drafter.config import DrafterInfo
+
 Report = Callable[[str, float, str], None]  # (stage, fraction done 0..1, one line of text)
 STAGES = ("prompts", "answers", "train", "path", "publish")
 TILE = 128  # flex attention's block: on a GPU, context and packed blocks are whole tiles
@@ -34,10 +36,18 @@ class TrainOptions:
     minutes: float = _option(20.0, "time budget of the whole run")
     generate_seconds: float | None = _option(None, "time for the target's answers; default: 19 % of the budget")
     train_seconds: float | None = _option(None, "time for training; default: 62 % of the budget")
-    layers: int = _option(4, "layers of the drafter")
-    block: int = _option(16, "slots of one draft, the bonus token included")
-    feature_layers: tuple[int, ...] = _option((), "0-based target layers the drafter sees; default: five, spread out")
-    mask_token_id: int | None = _option(None, "token id of an empty slot; default: an unused special token")
+    initial: Path | None = field(
+        default=None, metadata={"help": "drafter checkpoint of this target whose weights training begins with"}
+    )
+    initial_rate: float = _option(0.25, "share of the learning rates where training begins with such weights")
+    layers: int = _option(0, "layers of the drafter; default: 4, or the initial drafter's")
+    block: int = _option(0, "slots of one draft, the bonus token included; default: 16, or the initial drafter's")
+    feature_layers: tuple[int, ...] = _option(
+        (), "0-based target layers the drafter sees; default: five, spread out, or the initial drafter's"
+    )
+    mask_token_id: int | None = _option(
+        None, "token id of an empty slot; default: an unused special token, or the initial drafter's"
+    )
     device: str | None = _option(None, "torch device; default: cuda where there is one, else cpu")
     seed: int = _option(0, "of prompts, answers, weights and batches")
     resume: bool = _option(True, "go on with what out_dir holds; without it out_dir must be empty")
@@ -50,7 +60,7 @@ class TrainOptions:
     max_new: int = _option(320, "tokens of one answer")
     batch: int = _option(16, "training rows of one step")
     anchors: int = _option(256, "blocks drafted in one training row")
-    path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none")
+    path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none, or the initial drafter's")
     path_seconds: float | None = _option(None, "time for its training; default: 6 % of the budget")
     learning_rate: float = _option(0.02, "of Muon, for the matrices")
     norm_learning_rate: float = _option(1e-3, "of AdamW, for the norms")
@@ -70,6 +80,7 @@ class TrainOptions:
             object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("prompts", "sources", "evaluate"):
             object.__setattr__(self, name, tuple(Path(p) for p in getattr(self, name)))
+        self._take_shape()
         if self.stop_after not in STAGES:
             raise ValueError(f"stop_after {self.stop_after!r} is not a stage; known: {', '.join(STAGES)}")
         if not (self.target_dir / "config.json").is_file():
@@ -86,6 +97,24 @@ class TrainOptions:
             )
         if self.anchors > self.context:
             raise ValueError(f"{self.anchors} anchors do not fit into rows of {self.context} tokens")
+
+    def _take_shape(self) -> None:
+        """Fills in what of the drafter's shape is not given: the initial one's, which nothing given may contradict."""
+        usual: dict[str, Any] = {"layers": 4, "block": 16}
+        if self.initial is not None:
+            object.__setattr__(self, "initial", Path(self.initial))
+            made = DrafterInfo.read(self.initial)
+            if made.random_weights:
+                raise ValueError(f"initial drafter {self.initial} has no weights to begin with")
+            usual = {"layers": made.num_layers, "block": made.block_size}
+            usual |= {"feature_layers": made.target_layer_ids, "mask_token_id": made.mask_token_id}
+        unset = {f.name: f.default for f in fields(self)}
+        for name, value in usual.items():
+            given = getattr(self, name)
+            if given == unset[name]:
+                object.__setattr__(self, name, value)
+            elif self.initial is not None and given != value:
+                raise ValueError(f"{name} is {given}, but the initial drafter {self.initial} has {value}: leave it out")
 
     @property
     def generation(self) -> float:
@@ -122,4 +151,5 @@ class TrainOptions:
         free |= {"target_name", "target_credit", "licence"}
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         named |= {"generate_seconds": self.generation, "train_seconds": self.training}
+        named |= {"initial": self.initial and str(self.initial)}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}

@@ -1,12 +1,13 @@
 """Stage 4: the path head learns beside its finished drafter, which stays as it is. Knows no prompts.
 
-The head is bilinear (path_head.py). It begins with the target's embedding in as few directions as it has, and adds nothing. The
+A new head is bilinear (path_head.py). It begins with the target's embedding in as few directions as it has, and adds nothing. The
 token before a slot is the text's own, as it is on a path that is accepted.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,18 +27,22 @@ TICK_SECONDS = 1.0
 class PathTrainer:
     """One head in training, for `options.path_seconds`; it begins anew where it was interrupted."""
 
-    def __init__(self, trainer: Trainer, model: DFlashModel, rank: int) -> None:
+    def __init__(self, trainer: Trainer, model: DFlashModel, begin: Mapping[str, Tensor], trained: bool) -> None:
         """
         Args:
             trainer: knows rows, target and masks; its model gets the weights of `model`.
             model: the finished drafter, for unscaled features.
+            begin: the tensors of the head that training begins with; they stay.
+            trained: they are no new ones.
         """
         self.trainer, self.target = trainer, trainer.target
+        self.rate = LEARNING_RATE * (trainer.options.initial_rate if trained else 1.0)
         trainer.model.requires_grad_(False).load_state_dict(model.state_dict())  # which is compiled, on a GPU
         trainer.feature_size = torch.ones(model.fc.weight.shape[1], device=trainer.device)
-        self.tensors = initialise(self.target.embedding, rank, trainer.options.seed)
-        for tensor in self.tensors.values():
-            tensor.requires_grad_()
+        tensors = {name: tensor.to(trainer.device, torch.float32, copy=True) for name, tensor in begin.items()}
+        self.tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+        vocab, width = self.target.embedding.shape
+        self.head = PathHead(self.tensors, vocab_size=vocab, hidden_size=width)
 
     def fit(self, report: Report) -> dict[str, Any]:
         """Trains, and returns what `Trainer.validate` measures with the head."""
@@ -58,22 +63,16 @@ class PathTrainer:
             self._before(blocks, drafted).backward(of_before)
             self.tensors[ITSELF].grad = of_itself
             for group in optimiser.param_groups:
-                group["lr"] = LEARNING_RATE * schedule(elapsed / o.path_training, o.warmup)
+                group["lr"] = self.rate * schedule(elapsed / o.path_training, o.warmup)
             optimiser.step()
             optimiser.zero_grad()
             step += 1
         with torch.no_grad():
             return trainer.validate(loss=self._validation_loss) | {"step": step}
 
-    def head(self) -> PathHead:
-        """As it is now."""
-        sizes = {"vocab_size": len(self.target.embedding), "hidden_size": self.target.embedding.shape[1]}
-        return PathHead({name: tensor.detach() for name, tensor in self.tensors.items()}, **sizes)
-
     def _before(self, blocks: Blocks, drafted: Tensor) -> Tensor:
-        """`[B, A, block-1, r]` what is multiplied with each token's row."""
-        before = F.embedding(blocks.token[:, :, :-1], self.tensors[BEFORE])
-        return before * F.linear(drafted.float(), self.tensors[GATE])
+        """`[B, A·(block-1), 1, r]` what is multiplied with each token's row."""
+        return self.head.gated(drafted.flatten(1, 2).float(), blocks.token[:, :, :-1].flatten(1)[..., None])
 
     def _validation_loss(self, blocks: Blocks, drafted: Tensor, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
         loss, _, _, hits = self._loss(blocks, drafted, seen)

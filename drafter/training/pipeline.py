@@ -13,7 +13,8 @@ import torch
 
 from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import PATH_HEAD, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
-from ddtree.drafter.path_head import PathHead
+from ddtree.drafter.dflash import DFlashModel
+from ddtree.drafter.path_head import BEFORE, PathHead
 from ddtree.drafter.training import publish
 from ddtree.drafter.training.acceptance import Ranking, Sample, measure
 from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, summary
@@ -22,6 +23,7 @@ from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, 
 from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.options import STAGES, Report, TrainOptions
 from ddtree.drafter.training.path_trainer import PathTrainer
+from ddtree.drafter.training.path_trainer import initialise as new_head
 from ddtree.drafter.training.plot import save_plot
 from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
 from ddtree.drafter.training.ragged import token_dtype
@@ -47,7 +49,10 @@ class _Run:
     def __init__(self, options: TrainOptions, report: Report) -> None:
         self.options, self.report, self.out = options, report, options.out_dir
         self.device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.vocab = int(json.loads((options.target_dir / "config.json").read_text())["vocab_size"])
+        self.target_config = json.loads((options.target_dir / "config.json").read_text())
+        self.vocab = int(self.target_config["vocab_size"])
+        self.initial = DrafterInfo.read(options.initial) if options.initial else None
+        self.initial_head = self._check_initial(self.initial) if self.initial else None
         self.tokenizer = load_tokenizer(options.target_dir)
         self.stop = stop_tokens(options.target_dir, self.tokenizer)
         self.store = AnswerStore(self.out / "answers", token_dtype(self.vocab))
@@ -78,7 +83,8 @@ class _Run:
         if (self.out / publish.INT8 / "config.json").exists():  # written last
             return
         answers, _ = self.store.load()
-        trainer = self._trainer(answers, self._config())
+        initial = load_published(self.initial.checkpoint_dir, dtype=torch.float32) if self.initial else None
+        trainer = self._trainer(answers, initial.config if initial else self._config(), initial)
         trainer.fit(self.report)
         publish.facts(self.device, summary(answers)).save(self.out / "facts.json")
         publish.save_checkpoints(trainer.finished_model(), self.out)
@@ -86,22 +92,46 @@ class _Run:
         self._free()
 
     def path(self) -> None:
-        rank = self.options.path_rank
-        if not rank or (self.out / publish.INT8 / PATH_HEAD).exists():  # written last
+        if (
+            not (self.options.path_rank or self.initial_head) or (self.out / publish.INT8 / PATH_HEAD).exists()
+        ):  # written last
             return
         model = load_published(self.out / publish.PUBLISHED, dtype=self.target.dtype, device=self.device)
-        trainer = PathTrainer(self._trainer(self.store.load()[0], model.config), model, rank)
+        if self.initial_head:
+            begin = self.initial_head.tensors
+        else:
+            begin = new_head(self.target.embedding, self.options.path_rank, self.options.seed)
+        trainer = PathTrainer(self._trainer(self.store.load()[0], model.config), model, begin, bool(self.initial_head))
         found = trainer.fit(self.report)
         (self.out / "path.json").write_text(json.dumps(found) + "\n")
         for form in (publish.PUBLISHED, publish.INT8):
-            trainer.head().save(self.out / form)
+            trainer.head.save(self.out / form)
         del trainer, model
         self._free()
 
-    def _trainer(self, answers: Answers, config: DrafterConfig) -> Trainer:
+    def _trainer(self, answers: Answers, config: DrafterConfig, initial: DFlashModel | None = None) -> Trainer:
         o = self.options
         rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in split(answers, o.validation_every)]
-        return Trainer(o, config, self.target, rows[0], rows[1], folder=self.out)
+        return Trainer(o, config, self.target, rows[0], rows[1], folder=self.out, initial=initial)
+
+    def _check_initial(self, initial: DrafterInfo) -> PathHead | None:
+        """Its path head. Raises ValueError where the target or this training does not suit it."""
+        o, c = self.options, self.target_config
+        name = target_name(o.target_dir)
+        initial.check_target(int(c["hidden_size"]), self.vocab, int(c["num_hidden_layers"]), name)
+        ends = initial.embedding_scale, initial.logit_scale, initial.logit_softcap
+        if ends != (1.0, 1.0, None) or not all(span.everything for span in initial.spans):
+            raise ValueError(
+                f"initial drafter {o.initial} has scaled embeddings or logits, or layers that do not see everything: "
+                "such drafters are served, but not trained"
+            )
+        head = PathHead.load(initial, dtype=torch.float32, device="cpu")
+        rank = head.tensors[BEFORE].shape[1] if head else 0
+        if head and o.path_rank not in (0, rank):
+            raise ValueError(
+                f"path_rank is {o.path_rank}, but the initial drafter's head has rank {rank}: leave it out"
+            )
+        return head
 
     def publish(self) -> None:
         path = self.out / "evaluation.json"

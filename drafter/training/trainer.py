@@ -72,8 +72,16 @@ class Trainer:
     """One drafter in training. `fit` goes on from `state_path` where that exists."""
 
     def __init__(
-        self, options: TrainOptions, config: DrafterConfig, target: Target, train: Rows, validation: Rows, folder: Path
+        self,
+        options: TrainOptions,
+        config: DrafterConfig,
+        target: Target,
+        train: Rows,
+        validation: Rows,
+        folder: Path,
+        initial: DFlashModel | None = None,
     ) -> None:
+        """`initial`: what a run begins with that has no state yet, for unscaled features; None: random weights."""
         for name, rows in (("training", train), ("validation", validation)):
             if len(rows) < options.batch:
                 raise ValueError(
@@ -85,17 +93,22 @@ class Trainer:
         self.state_path, self.metrics_path = folder / "state.pt", folder / "metrics.jsonl"
         device = self.device = target.device
         self.flex = device.type == "cuda"
-        self.model = DFlashModel(config)
-        initialise(self.model, target.final_norm.float().cpu(), options.seed)
-        self.model.to(device)
-        self.optimiser = Optimiser(
-            self.model.parameters(), options.learning_rate, options.norm_learning_rate, options.decay
-        )
-        self.model.to(target.dtype)
         self.documents = DocumentMask(options.batch, options.context, device)
         self.blocks = AnchorMask(options.batch, options.context, options.anchors, options.block, device)
         self.feature_size: Tensor | None = None  # [n·d] fp32
         self.step, self.elapsed = 0, 0.0
+        self.model = DFlashModel(config)
+        initialise(self.model, target.final_norm.float().cpu(), options.seed)
+        self.model.to(device)
+        self.warm = initial is not None
+        if initial is not None:
+            self.model.load_state_dict(initial.state_dict())
+            if not self.state_path.exists():
+                self._scale_features()
+        self.optimiser = Optimiser(
+            self.model.parameters(), options.learning_rate, options.norm_learning_rate, options.decay
+        )
+        self.model.to(target.dtype)
         if self.flex:
             for layer in self.model.layers:
                 layer.compile(dynamic=False)
@@ -113,6 +126,18 @@ class Trainer:
             counted = features[position > 0].float()
             self.feature_size = counted.square().mean(0).sqrt().clamp(min=1e-4)
         return Seen(features / self.feature_size.to(features.dtype), hidden, position)
+
+    @torch.no_grad()
+    def _scale_features(self) -> None:
+        """Measures their size on the first batch, for a model that has it in `fc`."""
+        self.observe(self._rows())
+        assert self.feature_size is not None
+        self.model.fc.weight.mul_(self.feature_size)
+
+    def _rows(self) -> Rows:
+        """Of the next step."""
+        o = self.options
+        return self.train.take(batch_index(len(self.train), o.batch, self.step, o.seed).to(self.device))
 
     def draft(self, blocks: Blocks, seen: Seen) -> Tensor:
         """Hidden states of the slots after the bonus token, `[B, A, block-1, d]`."""
@@ -188,6 +213,9 @@ class Trainer:
         if self.state_path.exists():
             self._restore()
             headline = "resumed"
+        elif self.warm:
+            self._save()
+            headline = self._log()
         generator = torch.Generator(self.device).manual_seed(o.seed * 7919 + self.step)
         warm, counted, total = 0, 0, torch.zeros((), device=self.device)
         last = saved = told = 0.0
@@ -213,13 +241,13 @@ class Trainer:
     def _learn(self, generator: torch.Generator) -> Tensor:
         """One step; returns its loss `[]`."""
         o = self.options
-        rows = self.train.take(batch_index(len(self.train), o.batch, self.step, o.seed).to(self.device))
+        rows = self._rows()
         seen = self.observe(rows)
         blocks = sample_blocks(rows, o.anchors, o.block, generator)
         drafted = self.draft(blocks, seen)
         loss, grad, _ = self.loss(blocks, drafted, seen)
         drafted.backward(grad)
-        self.optimiser.step(schedule(self.elapsed / o.training, o.warmup))
+        self.optimiser.step(schedule(self.elapsed / o.training, o.warmup) * (o.initial_rate if self.warm else 1.0))
         self.step += 1
         return loss
 
@@ -278,19 +306,20 @@ class Trainer:
                 self._save()
             raise
 
-    def _log(self, loss: float) -> str:
-        """Validates, adds a line to metrics.jsonl and returns it in short."""
+    def _log(self, loss: float | None = None) -> str:
+        """Validates, adds a line to metrics.jsonl and returns it in short. `loss`: the mean since the line before."""
         line = {
             "step": self.step,
             "seconds": round(self.elapsed, 1),
-            "train_loss": round(loss, 4),
+            **({} if loss is None else {"train_loss": round(loss, 4)}),
             "passes": round(self.step * self.options.batch / len(self.train), 2),
             **self.validate(),
         }
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        trained = "" if loss is None else f"loss {loss:.3f}, "
         return (
-            f"loss {line['train_loss']:.3f}, validation {line['loss']:.3f}, tokens per draft from a random position "
+            f"{trained}validation {line['loss']:.3f}, tokens per draft from a random position "
             f"{line['chain_greedy']:.2f} greedy {line['chain_sampled']:.2f} sampled, pass {line['passes']}"
         )
 
