@@ -17,6 +17,7 @@ QUANTIZATION_KEY = "ddtree_quantization"
 RANDOM_KEY = "ddtree_random_weights"  # true: there is no weights file, make some
 QUANTIZATIONS = ("int8_rows",)
 PATH_HEAD = "path_head"  # folder of a checkpoint that has such a head (path_head.py)
+PATH_KINDS = ("bilinear", "vanilla", "gated", "mlp")  # of it; the first is what is trained unless another is asked for
 ROPE_TYPES = ("default", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

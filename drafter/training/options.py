@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ddtree.drafter.config import DrafterInfo
+from ddtree.drafter.config import PATH_KINDS, DrafterInfo
 
 Report = Callable[[str, float, str], None]  # (stage, fraction done 0..1, one line of text)
 STAGES = ("prompts", "answers", "train", "path", "publish")
@@ -61,7 +61,14 @@ class TrainOptions:
     batch: int = _option(16, "training rows of one step")
     anchors: int = _option(256, "blocks drafted in one training row")
     path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none, or the initial drafter's")
-    path_seconds: float | None = _option(None, "time for its training; default: 6 % of the budget")
+    path_kind: str | None = _option(
+        None, f"{', '.join(PATH_KINDS)} (path_head.py); default: {PATH_KINDS[0]}, or the initial drafter's"
+    )
+    path_joint: float = _option(
+        0.0,
+        "weight of its loss beside the drafter's own, 1, where both are trained at once; 0: it is trained afterwards",
+    )
+    path_seconds: float | None = _option(None, "time for its training afterwards; default: 6 % of the budget")
     learning_rate: float = _option(0.02, "of Muon, for the matrices")
     norm_learning_rate: float = _option(1e-3, "of AdamW, for the norms")
     decay: float = _option(0.01, "of the matrices, times the learning rate")
@@ -83,6 +90,10 @@ class TrainOptions:
         self._take_shape()
         if self.stop_after not in STAGES:
             raise ValueError(f"stop_after {self.stop_after!r} is not a stage; known: {', '.join(STAGES)}")
+        if self.path_kind not in (None, *PATH_KINDS):
+            raise ValueError(f"path_kind {self.path_kind!r} is no kind of path head; known: {', '.join(PATH_KINDS)}")
+        if self.path_joint < 0:
+            raise ValueError(f"path_joint {self.path_joint:g} is a weight: give 0 or more")
         if not (self.target_dir / "config.json").is_file():
             raise ValueError(f"no target at {self.target_dir}: give a Hugging Face directory with config.json")
         missing = [str(p) for p in (*self.prompts, *self.sources, *self.evaluate) if not p.exists()]
@@ -146,7 +157,8 @@ class TrainOptions:
     def identity(self) -> dict[str, Any]:
         """What must not change between the runs that share an out_dir, as JSON values."""
         free = {"out_dir", "target_dir", "resume", "stop_after", "device", "evaluate", "minutes", "prompts", "sources"}
-        free |= {"path_rank", "path_seconds"}  # of a stage of its own, after the drafter's
+        free |= set() if self.path_joint else {"path_rank", "path_kind"}  # of a stage of its own, after the drafter's
+        free |= {"path_seconds"}
         free |= {"save_seconds", "harvest_seconds", "slots", "evaluate_prompts", "evaluate_tokens"}
         free |= {"target_name", "target_credit", "licence"}
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ddtree.drafter.checkpoint import load_published
-from ddtree.drafter.config import PATH_HEAD, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
+from ddtree.drafter.config import PATH_HEAD, PATH_KINDS, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
 from ddtree.drafter.dflash import DFlashModel
-from ddtree.drafter.path_head import BEFORE, PathHead
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training import publish
 from ddtree.drafter.training.acceptance import Ranking, Sample, measure
 from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, summary
@@ -22,8 +22,8 @@ from ddtree.drafter.training.card import Facts, table, target_name
 from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
 from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.options import STAGES, Report, TrainOptions
-from ddtree.drafter.training.path_trainer import PathTrainer
-from ddtree.drafter.training.path_trainer import initialise as new_head
+from ddtree.drafter.training.path_learner import PathLearner, new_head
+from ddtree.drafter.training.path_trainer import train_head
 from ddtree.drafter.training.plot import save_plot
 from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
 from ddtree.drafter.training.ragged import token_dtype
@@ -53,6 +53,9 @@ class _Run:
         self.vocab = int(self.target_config["vocab_size"])
         self.initial = DrafterInfo.read(options.initial) if options.initial else None
         self.initial_head = self._check_initial(self.initial) if self.initial else None
+        self.has_head = bool(options.path_rank or self.initial_head)
+        if options.path_joint and not self.has_head:
+            raise ValueError("path_joint trains a path head, and there is none: give its path_rank")
         self.tokenizer = load_tokenizer(options.target_dir)
         self.stop = stop_tokens(options.target_dir, self.tokenizer)
         self.store = AnswerStore(self.out / "answers", token_dtype(self.vocab))
@@ -84,35 +87,43 @@ class _Run:
             return
         answers, _ = self.store.load()
         initial = load_published(self.initial.checkpoint_dir, dtype=torch.float32) if self.initial else None
-        trainer = self._trainer(answers, initial.config if initial else self._config(), initial)
+        config = initial.config if initial else self._config()
+        trainer = self._trainer(answers, config, initial, self._path() if self.options.path_joint else None)
         trainer.fit(self.report)
         publish.facts(self.device, summary(answers)).save(self.out / "facts.json")
-        publish.save_checkpoints(trainer.finished_model(), self.out)
+        publish.save_checkpoints(trainer.finished_model(), self.out, trainer.path.head if trainer.path else None)
         del trainer
         self._free()
 
     def path(self) -> None:
-        if (
-            not (self.options.path_rank or self.initial_head) or (self.out / publish.INT8 / PATH_HEAD).exists()
-        ):  # written last
+        if not self.has_head or (self.out / publish.INT8 / PATH_HEAD).exists():  # written last
             return
         model = load_published(self.out / publish.PUBLISHED, dtype=self.target.dtype, device=self.device)
-        if self.initial_head:
-            begin = self.initial_head.tensors
-        else:
-            begin = new_head(self.target.embedding, self.options.path_rank, self.options.seed)
-        trainer = PathTrainer(self._trainer(self.store.load()[0], model.config), model, begin, bool(self.initial_head))
-        found = trainer.fit(self.report)
+        path = self._path()
+        trainer = self._trainer(self.store.load()[0], model.config, path=path)
+        found = train_head(trainer, model, self.report)
         (self.out / "path.json").write_text(json.dumps(found) + "\n")
-        for form in (publish.PUBLISHED, publish.INT8):
-            trainer.head.save(self.out / form)
+        publish.save_head(path.head, self.out)
         del trainer, model
         self._free()
 
-    def _trainer(self, answers: Answers, config: DrafterConfig, initial: DFlashModel | None = None) -> Trainer:
+    def _path(self) -> PathLearner:
+        """The initial drafter's head, else a new one."""
+        o, embedding = self.options, self.target.embedding
+        if self.initial_head:
+            return PathLearner(self.initial_head.tensors, embedding, rate=o.initial_rate)
+        return PathLearner(new_head(o.path_kind or PATH_KINDS[0], embedding, o.path_rank, o.seed), embedding)
+
+    def _trainer(
+        self,
+        answers: Answers,
+        config: DrafterConfig,
+        initial: DFlashModel | None = None,
+        path: PathLearner | None = None,
+    ) -> Trainer:
         o = self.options
         rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in split(answers, o.validation_every)]
-        return Trainer(o, config, self.target, rows[0], rows[1], folder=self.out, initial=initial)
+        return Trainer(o, config, self.target, rows[0], rows[1], folder=self.out, initial=initial, path=path)
 
     def _check_initial(self, initial: DrafterInfo) -> PathHead | None:
         """Its path head. Raises ValueError where the target or this training does not suit it."""
@@ -126,11 +137,12 @@ class _Run:
                 "such drafters are served, but not trained"
             )
         head = PathHead.load(initial, dtype=torch.float32, device="cpu")
-        rank = head.tensors[BEFORE].shape[1] if head else 0
-        if head and o.path_rank not in (0, rank):
-            raise ValueError(
-                f"path_rank is {o.path_rank}, but the initial drafter's head has rank {rank}: leave it out"
-            )
+        for name, given, its in (
+            ("path_rank", o.path_rank or None, head and head.rank),
+            ("path_kind", o.path_kind, head and head.kind),
+        ):
+            if head and given not in (None, its):
+                raise ValueError(f"{name} is {given}, but that of the initial drafter's head is {its}: leave it out")
         return head
 
     def publish(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from ddtree.drafter.checkpoint import save_int8, save_published
 from ddtree.drafter.dflash import DFlashModel
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training.card import Facts, card
 from ddtree.drafter.training.options import TrainOptions
 
@@ -18,10 +19,18 @@ PUBLISHED, INT8 = "checkpoint", "checkpoint-int8"
 WEIGHTS = "model.safetensors"
 
 
-def save_checkpoints(model: DFlashModel, out_dir: Path) -> None:
-    """`checkpoint/` in bf16, the published form, and `checkpoint-int8/`, half its size."""
+def save_checkpoints(model: DFlashModel, out_dir: Path, head: PathHead | None = None) -> None:
+    """`checkpoint/` in bf16, the published form, and `checkpoint-int8/`, half its size; the head, if there is one, in both."""
+    if head:
+        save_head(head, out_dir)
     save_published(model, out_dir / PUBLISHED)
     save_int8(model, out_dir / INT8)
+
+
+def save_head(head: PathHead, out_dir: Path) -> None:
+    """Into both forms."""
+    for form in (PUBLISHED, INT8):
+        head.save(out_dir / form)
 
 
 def facts(device: torch.device, data: str) -> Facts:

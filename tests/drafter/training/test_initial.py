@@ -102,7 +102,7 @@ def test_its_path_head_is_trained_on(further: TrainOptions, first: TrainOptions,
     tensors = {name: torch.randn(shape, generator=torch.Generator().manual_seed(5)) for name, shape in shapes.items()}
     PathHead(tensors, vocab_size=400, hidden_size=32).save(initial, dtype=torch.float32)
     further = dataclasses.replace(further, initial=initial, train_seconds=1.0, path_seconds=3.0)
-    with pytest.raises(ValueError, match="path_rank is 8, but the initial drafter's head has rank 6: leave it out"):
+    with pytest.raises(ValueError, match="path_rank is 8, but that of the initial drafter's head is 6: leave it out"):
         train_drafter(dataclasses.replace(further, path_rank=8))
     out = train_drafter(further)
     head = PathHead.load(DrafterInfo.read(out / "checkpoint"), dtype=torch.float32, device="cpu")

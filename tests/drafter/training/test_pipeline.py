@@ -117,6 +117,23 @@ def test_a_finished_drafter_gets_a_path_head(options: TrainOptions) -> None:
     assert "chosen by the path head" in (checkpoint / "README.md").read_text()
 
 
+def test_drafter_and_path_head_learn_at_once(options: TrainOptions) -> None:
+    """Interrupted in between, and in one stage."""
+    options = dataclasses.replace(options, path_rank=8, path_joint=0.5, path_kind="mlp", stop_after="path")
+    with pytest.raises(Interrupt):
+        train_drafter(options, Recorder("sampled"))
+    last = Recorder()
+    out = train_drafter(options, last)
+    assert "path" not in last.stages() and any(message.endswith("resumed") for _, _, message in last.lines)
+    first, *_, end = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+    assert end["loss"] < first["loss"] and end["path"]["loss"] < min(first["path"]["loss"], end["loss"])
+    for form in ("checkpoint", "checkpoint-int8"):
+        head = PathHead.load(DrafterInfo.read(out / form), dtype=torch.float32, device="cpu")
+        assert head is not None and head.kind == "mlp" and head.tensors["markov_w2.weight"].abs().max() > 0
+    with pytest.raises(ValueError, match="path_kind 'mlp'"):
+        train_drafter(dataclasses.replace(options, path_kind="gated"))
+
+
 def test_an_out_dir_of_another_run_is_refused(options: TrainOptions) -> None:
     first = dataclasses.replace(options, stop_after="prompts")
     assert train_drafter(first) == options.out_dir
