@@ -21,6 +21,7 @@ from ddtree.drafter.training.ragged import Tokens, pack, save_arrays, unpack
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)  # drawn evenly: 40 % greedy
 INVENTED_SHARE = 0.2  # of the time, at most
 INVENTED_MAX, INVENTED_TOKENS = 60_000, 160
+EARLIER_TRIES = 128  # conversations looked at for what comes before a prompt
 SHARD_SECONDS = 20.0
 TICK_SECONDS = 1.0
 
@@ -169,16 +170,34 @@ class _Jobs:
             for n, i in enumerate(self.rng.permutation(len(self.pool))[: max(1, len(self.pool) // 2)]):
                 ids, group = self._built(n, int(i))
                 if len(ids) <= self.options.longest_prompt:
-                    yield self._job(ids, Source("built", group, -1))
+                    yield self._job(self._perhaps_late(ids, group), Source("built", group, -1))
             for i in self.rng.permutation(len(self.first))[: max(1, len(self.first) // 4)]:
                 kind, group, ids = self.first[int(i)]
-                yield self._job(ids, Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
+                late = self._perhaps_late(ids, group)
+                yield self._job(late, Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
 
     def _job(self, ids: Tokens, source: Source, temperature: float | None = None) -> Job:
         self.count += 1
         self.sources[self.count] = source
         drawn = float(self.rng.choice(TEMPERATURES)) if temperature is None else temperature
         return Job(self.count, ids, drawn, self.options.max_new)
+
+    def _perhaps_late(self, ids: Tokens, group: int) -> Tokens:
+        """A prompt, in `long_share` of the cases after earlier conversations. Those of validation and of training do not mix."""
+        p, o = self.prompts, self.options
+        opening = len(p.opening)
+        if p.turn is None or self.rng.random() >= o.long_share or ids[:opening].tolist() != p.opening.tolist():
+            return ids
+        room = self.rng.uniform(0, o.longest_prompt - len(ids))
+        parts = [ids[opening:]]
+        for i in dict.fromkeys(self.rng.integers(len(self.pool), size=EARLIER_TRIES).tolist()):
+            tokens, _, _, other = self.pool[i]
+            same = (other % o.validation_every == 0) == (group % o.validation_every == 0)
+            more = len(tokens) - opening + len(p.turn)
+            if same and more <= room and tokens[:opening].tolist() == p.opening.tolist():
+                parts += [p.turn, tokens[opening:]]
+                room -= more
+        return np.concatenate([p.opening, *reversed(parts)])
 
     def _built(self, n: int, i: int) -> tuple[Tokens, int]:
         """A next turn, or a piece of the answer to work on."""

@@ -57,9 +57,12 @@ class TrainOptions:
     harvest_seconds: float = _option(60.0, "longest time to read Python files")
     slots: int = _option(3072, "answers generated at once; fewer where the device's memory is smaller")
     context: int = _option(1024, "tokens of one training row, and of the longest prompt with its answer")
+    long_share: float = _option(
+        0.0, "share of the later prompts that come after earlier conversations, up to any length that context allows"
+    )
     max_new: int = _option(320, "tokens of one answer")
-    batch: int = _option(16, "training rows of one step")
-    anchors: int = _option(256, "blocks drafted in one training row")
+    batch: int = _option(0, "training rows of one step; default: as many as have 16,384 tokens")
+    anchors: int = _option(0, "blocks drafted in one training row; default: a quarter of its tokens")
     path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none, or the initial drafter's")
     path_kind: str | None = _option(
         None, f"{', '.join(PATH_KINDS)} (path_head.py); default: {PATH_KINDS[0]}, or the initial drafter's"
@@ -92,6 +95,8 @@ class TrainOptions:
             raise ValueError(f"stop_after {self.stop_after!r} is not a stage; known: {', '.join(STAGES)}")
         if self.path_kind not in (None, *PATH_KINDS):
             raise ValueError(f"path_kind {self.path_kind!r} is no kind of path head; known: {', '.join(PATH_KINDS)}")
+        if not 0 <= self.long_share <= 1:
+            raise ValueError(f"long_share {self.long_share:g} is a share: give 0 to 1")
         if self.path_joint < 0:
             raise ValueError(f"path_joint {self.path_joint:g} is a weight: give 0 or more")
         if not (self.target_dir / "config.json").is_file():
@@ -110,8 +115,9 @@ class TrainOptions:
             raise ValueError(f"{self.anchors} anchors do not fit into rows of {self.context} tokens")
 
     def _take_shape(self) -> None:
-        """Fills in what of the drafter's shape is not given: the initial one's, which nothing given may contradict."""
+        """Fills in the sizes that are not given; those of an initial drafter are its own, and nothing may contradict them."""
         usual: dict[str, Any] = {"layers": 4, "block": 16}
+        rows: dict[str, Any] = {"batch": max(1, 16384 // max(1, self.context)), "anchors": self.context // 4}
         if self.initial is not None:
             object.__setattr__(self, "initial", Path(self.initial))
             made = DrafterInfo.read(self.initial)
@@ -120,11 +126,11 @@ class TrainOptions:
             usual = {"layers": made.num_layers, "block": made.block_size}
             usual |= {"feature_layers": made.target_layer_ids, "mask_token_id": made.mask_token_id}
         unset = {f.name: f.default for f in fields(self)}
-        for name, value in usual.items():
+        for name, value in (usual | rows).items():
             given = getattr(self, name)
             if given == unset[name]:
                 object.__setattr__(self, name, value)
-            elif self.initial is not None and given != value:
+            elif self.initial is not None and name in usual and given != value:
                 raise ValueError(f"{name} is {given}, but the initial drafter {self.initial} has {value}: leave it out")
 
     @property

@@ -51,6 +51,9 @@ class _Run:
         self.device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.target_config = json.loads((options.target_dir / "config.json").read_text())
         self.vocab = int(self.target_config["vocab_size"])
+        longest = int(self.target_config.get("max_position_embeddings") or options.context)
+        if options.context > longest:
+            raise ValueError(f"context {options.context} is more than the {longest} positions of the target: lower it")
         self.initial = DrafterInfo.read(options.initial) if options.initial else None
         self.initial_head = self._check_initial(self.initial) if self.initial else None
         self.has_head = bool(options.path_rank or self.initial_head)

@@ -184,8 +184,9 @@ class Trainer:
         ids[:, :, 0] = blocks.token[:, :, 0]
         embedded = F.embedding(ids.flatten(1), self.target.embedding)
         embedded.requires_grad_()  # as later layers' inputs do: one compiled layer serves all
-        context = self.model.fuse(seen.features)
-        out = self.model(embedded, blocks.position.flatten(1), context, seen.position, mask)
+        with torch.set_grad_enabled(not self.frozen):
+            context = self.model.fuse(seen.features)
+            out = self.model(embedded, blocks.position.flatten(1), context, seen.position, mask)
         return out.unflatten(1, blocks.token.shape[1:])[:, :, 1:]
 
     def grade(self, blocks: Blocks, drafted: Tensor, seen: Seen) -> tuple[Graded, list[tuple[Tensor, Tensor | None]]]:
@@ -237,8 +238,7 @@ class Trainer:
         o, rows = self.options, self._rows()
         seen = self.observe(rows)
         blocks = sample_blocks(rows, o.anchors, o.block, generator)
-        with torch.set_grad_enabled(not self.frozen):
-            drafted = self.draft(blocks, seen)
+        drafted = self.draft(blocks, seen)
         graded, back = self.grade(blocks, drafted, seen)
         torch.autograd.backward([root for root, _ in back], [gradient for _, gradient in back])
         if not self.frozen:
@@ -256,7 +256,6 @@ class Trainer:
         self.model.requires_grad_(False).load_state_dict(model.state_dict())  # which is compiled, on a GPU
         self.feature_size = torch.ones(model.fc.weight.shape[1], device=self.device)
 
-    @torch.no_grad()
     def validate(self, batches: int = VALIDATION_BATCHES) -> dict[str, Any]:
         """Loss, chain acceptance (accepted + bonus) and share of right slots on fixed validation blocks.
 
