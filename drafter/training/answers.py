@@ -17,6 +17,7 @@ from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.options import Report, TrainOptions
 from ddtree.drafter.training.prompts import PromptSet
 from ddtree.drafter.training.ragged import Tokens, pack, save_arrays, unpack
+from ddtree.drafter.training.ranks import ALONE, Ranks
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)  # drawn evenly: 40 % greedy
 INVENTED_SHARE = 0.2  # of the time, at most
@@ -64,10 +65,11 @@ class Answers:
 
 
 class AnswerStore:
-    """A folder of shards with the generation seconds each of them took."""
+    """A folder of shards with the generation seconds each of them took. Every process of a run adds its own."""
 
-    def __init__(self, folder: Path, dtype: type) -> None:
+    def __init__(self, folder: Path, dtype: type, rank: int = 0) -> None:
         self.folder, self.dtype = folder, dtype
+        self.own = f"rank{rank}-" if rank else ""  # before the names of this process's files
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -77,13 +79,13 @@ class AnswerStore:
     def finish(self) -> None:
         (self.folder / "finished").touch()
 
-    def _shards(self) -> list[Path]:
-        return sorted(p for p in self.folder.glob("shard-*.npz") if "partial" not in p.name)
+    def _shards(self, begin: str = "*") -> list[Path]:
+        return sorted(p for p in self.folder.glob(f"{begin}shard-*.npz") if "partial" not in p.name)
 
     def append(self, answers: Answers, seconds: float) -> None:
         """One more shard; whole or not there."""
         ids, offsets = pack(answers.tokens, self.dtype)
-        path = self.folder / f"shard-{len(self._shards()):04d}.npz"
+        path = self.folder / f"{self.own}shard-{len(self._shards(self.own)):04d}.npz"
         columns = {
             "prompt_length": np.array(answers.prompt_length, np.int64),
             "temperature": np.array(answers.temperature, np.float32),
@@ -93,10 +95,10 @@ class AnswerStore:
         }
         save_arrays(path, ids=ids, offsets=offsets, seconds=np.float64(seconds), **columns)
 
-    def load(self) -> tuple[Answers, float]:
-        """Everything so far, and the seconds it took."""
+    def load(self, *, mine: bool = False) -> tuple[Answers, float]:
+        """Everything so far, or what is of this process, and the seconds it took."""
         out, seconds = Answers(), 0.0
-        for path in self._shards():
+        for path in self._shards(self.own if mine else "*"):
             with np.load(path) as z:
                 out.tokens += unpack(z["ids"], z["offsets"])
                 for name in ("prompt_length", "temperature", "group", "kind", "key"):
@@ -106,14 +108,20 @@ class AnswerStore:
 
 
 def make_answers(
-    options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, report: Report
+    options: TrainOptions,
+    prompts: PromptSet,
+    decoder: Decoder,
+    store: AnswerStore,
+    report: Report,
+    ranks: Ranks = ALONE,
 ) -> None:
-    """Fills the store until `options.generation` seconds are used, counting those of earlier runs."""
-    so_far, spent = store.load()
+    """Fills the store until `options.generation` seconds are used, counting those of earlier runs. `ranks`: share the
+    prompts."""
+    so_far, spent = store.load(mine=True)
     total, begun = options.generation, time.time()
     invented, inventing = _invented(options, prompts, decoder, store, total * INVENTED_SHARE, report)
     begun, spent = time.time(), spent + inventing
-    jobs = _Jobs(options, prompts, invented, so_far)
+    jobs = _Jobs(options, prompts, invented, so_far, ranks)
     fresh, last, tokens, count = Answers(), time.time(), so_far.new_tokens, len(so_far)
     told = 0.0
     try:
@@ -131,18 +139,23 @@ def make_answers(
                 report("answers", min(1.0, done), f"{count} answers, {tokens / 1e6:.1f}M new tokens")
     finally:
         store.append(fresh, time.time() - last)
-    store.finish()
-    report("answers", 1.0, summary(store.load()[0]))
 
 
 class _Jobs:
     """The endless order of work; `sources` says of each open job where it came from."""
 
-    def __init__(self, options: TrainOptions, prompts: PromptSet, invented: list[Tokens], so_far: Answers) -> None:
+    def __init__(
+        self,
+        options: TrainOptions,
+        prompts: PromptSet,
+        invented: list[Tokens],
+        so_far: Answers,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.options, self.prompts = options, prompts
-        self.rng = np.random.default_rng([options.seed, len(so_far)])
+        self.rng = np.random.default_rng([options.seed, len(so_far), ranks.rank])
         base = max(prompts.groups, default=-1) + 1
-        self.first = list(zip(prompts.kinds, prompts.groups, prompts.prompts, strict=True))
+        self.first = list(zip(prompts.kinds, prompts.groups, prompts.prompts, strict=True))[ranks.part]
         self.first += [
             ("invented", base + i, np.concatenate([prompts.opening, text, prompts.assistant]))
             for i, text in enumerate(invented)
@@ -213,7 +226,7 @@ def _invented(
     options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, seconds: float, report: Report
 ) -> tuple[list[Tokens], float]:
     """User texts the target makes up after its template's opening, and the seconds that took now or in an earlier run."""
-    path = store.folder / "invented.npz"
+    path = store.folder / f"{store.own}invented.npz"
     if path.exists():
         with np.load(path) as z:
             return unpack(z["ids"], z["offsets"]), float(z["seconds"])

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ddtree.drafter.training.ops import cross_entropy_, row_logsumexp
+from ddtree.drafter.training.ranks import ALONE, Ranks
 from ddtree.drafter.training.rows import Blocks
 
 LOGIT_CELLS = 16384 * 49152  # logits held at once
@@ -42,6 +43,7 @@ def grade(
     slot_decay: float,
     path: tuple[Tensor, Tensor] | None = None,
     path_share: float = 1.0,
+    ranks: Ranks = ALONE,
 ) -> Graded:
     """Cross-entropy of the slots after the bonus token: hard labels in greedy answers, the target's distribution in sampled ones.
 
@@ -52,11 +54,12 @@ def grade(
         slot_decay: slot k weighs exp(-(k-1) / slot_decay).
         path: `[B, A, block-1, r]` and `[V, r]`, whose product a path head adds to the logits.
         path_share: of the mean, of the loss with it; above 0. The rest is of the loss without.
+        ranks: the processes that share a batch; losses are of the whole, gradients are to be summed.
     """
     slots, flat = blocks.wanted[:, :, 1:], drafted.detach().flatten(0, 2)
     k = torch.arange(slots.shape[-1], device=flat.device)
     weight = torch.exp(-k / slot_decay) * slots
-    total = weight.sum()
+    total = ranks.sum_(weight.sum())
     soft = torch.where(blocks.greedy, 0.0, 1.0)[:, :, None].expand_as(weight).reshape(-1).contiguous()
     row = torch.arange(len(weight), device=flat.device)[:, None, None] * teacher.shape[1]
     teacher_row = (row + blocks.at[:, :, :-1]).reshape(-1).int()
@@ -93,7 +96,7 @@ def grade(
         if not found:
             return None
         losses, hits = (torch.cat(part) for part in zip(*found, strict=True))
-        return Term(losses.sum() / (total * share), hits.view_as(slots) * slots)
+        return Term(ranks.sum_(losses.sum()) / (total * share), hits.view_as(slots) * slots)
 
     return Graded(
         own=term(own, own_share),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ddtree.drafter.path_head import BEFORE, GATE, GATE_BIAS, GATE_PROJ, ITSELF, MLP_BIAS, MLP_DOWN, MLP_UP, PathHead
 from ddtree.drafter.training.losses import Graded
+from ddtree.drafter.training.ranks import ALONE, Ranks
 from ddtree.drafter.training.rows import Blocks
 
 LEARNING_RATE = 2e-3
@@ -22,15 +23,18 @@ LEARNING_RATE = 2e-3
 class PathLearner:
     """One head, in fp32."""
 
-    def __init__(self, begin: Mapping[str, Tensor], embedding: Tensor, rate: float = 1.0) -> None:
+    def __init__(self, begin: Mapping[str, Tensor], embedding: Tensor, rate: float = 1.0, ranks: Ranks = ALONE) -> None:
         """
         Args:
             begin: the tensors training begins with; they stay.
             embedding: the target's, `[V, d]`.
             rate: times the usual learning rate.
+            ranks: the processes whose gradients are summed.
         """
+        self.ranks = ranks
         copies = {name: tensor.to(embedding.device, torch.float32, copy=True) for name, tensor in begin.items()}
         self.tensors = {name: tensor.requires_grad_() for name, tensor in copies.items()}
+        ranks.copy_(list(self.tensors.values()))
         self.head = PathHead(self.tensors, vocab_size=len(embedding), hidden_size=embedding.shape[1])
         self.rate = LEARNING_RATE * rate
         self.adam = torch.optim.AdamW(self.tensors.values(), lr=self.rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -44,6 +48,7 @@ class PathLearner:
     def step(self, graded: Graded, scale: float) -> None:
         """One update with `scale` times the learning rate, once the slots' gradient went backward; gradients are consumed."""
         self.tensors[ITSELF].grad = graded.of_itself
+        self.ranks.sum_all_([tensor.grad for tensor in self.tensors.values() if tensor.grad is not None])
         self.adam.param_groups[0]["lr"] = self.rate * scale
         self.adam.step()
         self.adam.zero_grad()

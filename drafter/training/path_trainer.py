@@ -25,7 +25,7 @@ def train_head(trainer: Trainer, model: DFlashModel, report: Report) -> dict[str
     trainer.freeze(model)
     generator = torch.Generator(trainer.device).manual_seed(o.seed)
     begun, told = time.time(), 0.0
-    while (elapsed := time.time() - begun) < o.path_training:
+    while (elapsed := trainer.ranks.first(time.time() - begun)[0]) < o.path_training:
         if time.time() - told > TICK_SECONDS:
             told = time.time()
             report("path", min(1.0, elapsed / o.path_training), f"step {trainer.step}, {elapsed:.0f} s")

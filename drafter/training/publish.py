@@ -33,9 +33,9 @@ def save_head(head: PathHead, out_dir: Path) -> None:
         head.save(out_dir / form)
 
 
-def facts(device: torch.device, data: str) -> Facts:
-    """Of a training that ends now on `device`."""
-    name = f"1 × {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f"CPU ({platform.machine()})"
+def facts(device: torch.device, count: int, data: str) -> Facts:
+    """Of a training that ends now on `count` devices such as `device`."""
+    name = f"{count} × {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f"CPU ({platform.machine()})"
     return Facts(name, torch.__version__, datetime.datetime.now(datetime.UTC).date().isoformat(), data)
 
 

@@ -27,6 +27,7 @@ from ddtree.drafter.training.masks import AnchorMask, DocumentMask
 from ddtree.drafter.training.muon import Optimiser
 from ddtree.drafter.training.options import Report, TrainOptions
 from ddtree.drafter.training.path_learner import PathLearner
+from ddtree.drafter.training.ranks import ALONE, Ranks
 from ddtree.drafter.training.rows import Blocks, Rows, batch_index, sample_blocks
 from ddtree.drafter.training.target import Target
 
@@ -85,8 +86,9 @@ class Score:
             slots = blocks.wanted[:, :, 1:] & mine[:, :, None]
             self.right[side] += torch.stack([(term.hits * slots).sum((0, 1)), slots.sum((0, 1))])
 
-    def figures(self) -> dict[str, Any]:
-        """As JSON values."""
+    def figures(self, ranks: Ranks) -> dict[str, Any]:
+        """Of all processes, as JSON values."""
+        ranks.sum_all_([self.accepted, self.right])
         greedy, sampled = (self.accepted[:, 0] / self.accepted[:, 1].clamp(min=1)).tolist()
         right = (self.right[:, 0] / self.right[:, 1].clamp(min=1)).tolist()
         return {
@@ -111,12 +113,19 @@ class Trainer:
         folder: Path,
         initial: DFlashModel | None = None,
         path: PathLearner | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """
         Args:
             initial: what a run begins with that has no state yet, for unscaled features; None: random weights.
             path: a head that learns as well.
+            ranks: the processes that share each batch. All have the same rows and weights.
         """
+        if options.batch % ranks.count:
+            raise ValueError(
+                f"a batch of {options.batch} rows cannot be shared evenly by {ranks.count} processes: give another"
+            )
+        self.ranks = ranks
         for name, rows in (("training", train), ("validation", validation)):
             if len(rows) < options.batch:
                 raise ValueError(
@@ -129,22 +138,25 @@ class Trainer:
         self.state_path, self.metrics_path = folder / "state.pt", folder / "metrics.jsonl"
         device = self.device = target.device
         self.flex = device.type == "cuda"
-        self.documents = DocumentMask(options.batch, options.context, device)
-        self.blocks = AnchorMask(options.batch, options.context, options.anchors, options.block, device)
+        share = options.batch // ranks.count
+        self.documents = DocumentMask(share, options.context, device)
+        self.blocks = AnchorMask(share, options.context, options.anchors, options.block, device)
         self.feature_size: Tensor | None = None  # [n·d] fp32
         self.step, self.elapsed = 0, 0.0
         self.model = DFlashModel(config)
         initialise(self.model, target.final_norm.float().cpu(), options.seed)
         self.model.to(device)
         self.warm, self.frozen = initial is not None, False
+        self.resumed = bool(ranks.first(self.state_path.exists())[0])
         if initial is not None:
             self.model.load_state_dict(initial.state_dict())
-            if not self.state_path.exists():
+            if not self.resumed:
                 self._scale_features()
         self.optimiser = Optimiser(
-            self.model.parameters(), options.learning_rate, options.norm_learning_rate, options.decay
+            self.model.parameters(), options.learning_rate, options.norm_learning_rate, options.decay, ranks
         )
         self.model.to(target.dtype)
+        self.optimiser.publish()
         if self.flex:
             for layer in self.model.layers:
                 layer.compile(dynamic=False)
@@ -160,7 +172,8 @@ class Trainer:
         features, hidden = self.target.observe(rows.token.long(), position, self.config.target_layer_ids, mask)
         if self.feature_size is None:  # the first token of a document is left out: its features are huge
             counted = features[position > 0].float()
-            self.feature_size = counted.square().mean(0).sqrt().clamp(min=1e-4)
+            squares, count = counted.square().sum(0), torch.tensor(float(len(counted)), device=self.device)
+            self.feature_size = (self.ranks.sum_(squares) / self.ranks.sum_(count)).sqrt().clamp(min=1e-4)
         return Seen(features / self.feature_size.to(features.dtype), hidden, position)
 
     @torch.no_grad()
@@ -173,7 +186,14 @@ class Trainer:
     def _rows(self) -> Rows:
         """Of the next step."""
         o = self.options
-        return self.train.take(batch_index(len(self.train), o.batch, self.step, o.seed).to(self.device))
+        return self._take(self.train, batch_index(len(self.train), o.batch, self.step, o.seed))
+
+    def _take(self, rows: Rows, index: Tensor) -> Rows:
+        """This process's part of a batch."""
+        return rows.take(index[self.ranks.part].to(self.device))
+
+    def _sample(self, rows: Rows, generator: torch.Generator) -> Blocks:
+        return sample_blocks(rows, self.options.anchors, self.options.block, generator, self.ranks)
 
     def draft(self, blocks: Blocks, seen: Seen) -> Tensor:
         """Hidden states of the slots after the bonus token, `[B, A, block-1, d]`."""
@@ -193,7 +213,7 @@ class Trainer:
         """`draft`'s slots, and with which gradients to go backward from where."""
         factors = self.path.factors(blocks, drafted) if self.path else None
         head, decay = self.target.head, self.options.slot_decay
-        graded = grade(blocks, drafted, seen.hidden, head, decay, factors, self.path_share)
+        graded = grade(blocks, drafted, seen.hidden, head, decay, factors, self.path_share, self.ranks)
         back = [(drafted, graded.of_drafted)] if drafted.requires_grad else []
         return graded, back + ([(factors[0], graded.of_before)] if factors else [])
 
@@ -205,7 +225,7 @@ class Trainer:
         `report` is called about once a second; if it raises, the state is saved first.
         """
         o, headline = self.options, "started"
-        if self.state_path.exists():
+        if self.resumed:
             self._restore()
             headline = "resumed"
         elif self.warm:
@@ -226,7 +246,8 @@ class Trainer:
             now = time.time()
             self.elapsed += now - last if warm > WARM_STEPS else 0.0
             last, saved = now, now if warm <= WARM_STEPS else saved
-            if self.elapsed >= o.training or now - saved > o.save_seconds:
+            self.elapsed, due = self.ranks.first(self.elapsed, now - saved > o.save_seconds)
+            if self.elapsed >= o.training or due:
                 self._save()
                 headline = self._log(float(total) / counted)
                 counted, total = 0, torch.zeros_like(total)
@@ -237,7 +258,7 @@ class Trainer:
         """One step at `scale` times the learning rates; returns its loss `[]`, the drafter's own unless that is frozen."""
         o, rows = self.options, self._rows()
         seen = self.observe(rows)
-        blocks = sample_blocks(rows, o.anchors, o.block, generator)
+        blocks = self._sample(rows, generator)
         drafted = self.draft(blocks, seen)
         graded, back = self.grade(blocks, drafted, seen)
         torch.autograd.backward([root for root, _ in back], [gradient for _, gradient in back])
@@ -267,14 +288,15 @@ class Trainer:
         own, path = Score(self.config.horizon, self.device), Score(self.config.horizon, self.device)
         for step in range(min(batches, len(self.validation) // self.options.batch)):
             index = batch_index(len(self.validation), self.options.batch, step, seed=7)
-            rows = self.validation.take(index.to(self.device))
+            rows = self._take(self.validation, index)
             seen = self.observe(rows)
-            blocks = sample_blocks(rows, self.options.anchors, self.options.block, generator)
+            blocks = self._sample(rows, generator)
             graded, _ = self.grade(blocks, self.draft(blocks, seen).detach(), seen)
             for score, term in ((own, graded.own), (path, graded.path)):
                 if term:
                     score.add(blocks, term)
-        return (own.figures() if own.batches else {}) | ({"path": path.figures()} if path.batches else {})
+        figures = own.figures(self.ranks) if own.batches else {}
+        return figures | ({"path": path.figures(self.ranks)} if path.batches else {})
 
     def finished_model(self) -> DFlashModel:
         """The drafter in fp32 on the CPU, for unscaled features: their size is folded into `fc`."""
@@ -305,8 +327,9 @@ class Trainer:
             "passes": round(self.step * self.options.batch / len(self.train), 2),
             **self.validate(),
         }
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if self.ranks.leads:
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
         trained = "" if loss is None else f"loss {loss:.3f}, "
         return (
             f"{trained}validation {line['loss']:.3f}, tokens per draft from a random position "
@@ -314,6 +337,8 @@ class Trainer:
         )
 
     def _save(self) -> None:
+        if not self.ranks.leads:
+            return
         partial = self.state_path.with_suffix(".partial")
         state: dict[str, Any] = {"step": self.step, "elapsed": self.elapsed, "feature_size": self.feature_size}
         state |= {"optimiser": self.optimiser.state(), "path": self.path and self.path.state()}
@@ -327,6 +352,8 @@ class Trainer:
         self.optimiser.restore(state["optimiser"])
         if self.path:
             self.path.restore(state["path"])
+        if not self.ranks.leads:
+            return
         kept = [line for line in read_metrics(self.metrics_path) if line["step"] <= self.step]
         self.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
