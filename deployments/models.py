@@ -71,17 +71,21 @@ def _target_dir(target: TargetConfig, progress: Callable[[str, int, int], None] 
 
 
 def _drafter_dir(drafter: DrafterConfig) -> Path | None:
-    name = drafter.checkpoint
-    if name is None:
+    if drafter.checkpoint is None:
         return None
     if drafter.weights == "random":
-        return random_models.drafter(name)
+        return random_models.drafter(drafter.checkpoint)
+    return checkpoint_dir(drafter.checkpoint, "drafter.checkpoint")
+
+
+def checkpoint_dir(name: str, option: str) -> Path:
+    """The directory of a shipped drafter's name, or the given one. Raises ConfigError, naming the option, where there is none."""
     shipped = shipped_checkpoints()
     for path in (shipped / name, Path(name).expanduser()):
         if (path / "config.json").is_file():
             return path.resolve()
     names = sorted(p.parent.name for p in shipped.glob("*/config.json"))
     raise ConfigError(
-        f"drafter.checkpoint '{name}' is neither a shipped checkpoint ({', '.join(names) or 'none'}) "
+        f"{option} '{name}' is neither a shipped checkpoint ({', '.join(names) or 'none'}) "
         "nor a directory with a config.json"
     )

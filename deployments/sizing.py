@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ddtree.deployments.config import AUTO, AppConfig
 from ddtree.deployments.target_shape import Mla, TargetShape
-from ddtree.drafter.config import DrafterConfig
+from ddtree.drafter.config import DrafterConfig, DrafterInfo
 
 DTYPE_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}  # auto is bfloat16 wherever this is worth planning
 FIXED = 2 << 30  # CUDA context, communication buffers, workspaces and graphs of one process. Assumed, to be measured
@@ -37,6 +37,7 @@ class Drafter:
     parameters: int
     layer_parameters: int  # of `parameters`, those that every block row is multiplied with: all but the fusion
     weights: int  # bytes
+    path_head: int  # bytes
     ends: int  # bytes
     lm_head: int  # bytes, of `ends`, those read every round
     context_per_token: int  # bytes of keys and values over all layers
@@ -86,7 +87,7 @@ class Memory:
         return max(0, min(fit, self.kv_tokens_asked or fit)) // page_size * page_size
 
 
-def size(config: AppConfig, target: TargetShape, drafter: DrafterConfig | None) -> Memory:
+def size(config: AppConfig, target: TargetShape, drafter: DrafterInfo | None) -> Memory:
     """Size a deployment. Raises ValueError where the target cannot be split as configured."""
     ranks, width = config.verifier.tensor_parallel_size, DTYPE_BYTES[config.target.dtype]
     target.check_ranks(ranks)
@@ -153,7 +154,7 @@ def _active(target: TargetShape) -> int:
     return round(sum(t.parameters * (1 - idle if t.part == "experts" else 1) for t in target.tensors()))
 
 
-def _drafter(config: AppConfig, target: TargetShape, drafter: DrafterConfig) -> Drafter:
+def _drafter(config: AppConfig, target: TargetShape, drafter: DrafterInfo) -> Drafter:
     d, head, width = drafter.hidden_size, drafter.head_dim, DTYPE_BYTES[config.drafter.dtype]
     q, kv = drafter.num_heads * head, drafter.num_kv_heads * head
     bias = q + 2 * kv + d if drafter.attention_bias else 0
@@ -163,14 +164,20 @@ def _drafter(config: AppConfig, target: TargetShape, drafter: DrafterConfig) -> 
     end = drafter.vocab_size * d * width
     rows = config.scheduler.max_sequences * drafter.block_size
     inside = 4 * d + 2 * (q + kv) + 3 * drafter.intermediate_size
+    activations = rows * (inside * width + 2 * drafter.vocab_size * 4)
+    path_head = drafter.path_parameters * width if config.drafter.path_head else 0
+    if path_head:  # each candidate's two factors; its log-prob after every one before it, and a copy
+        top_k, slots = config.tree.top_k, config.scheduler.max_sequences * drafter.horizon
+        activations += slots * top_k * 2 * (drafter.path_rank + top_k) * 4
     return Drafter(
         parameters=layers + fusion,
         layer_parameters=layers,
         weights=(layers + fusion) * width,
+        path_head=path_head,
         ends=end if target.tied else 2 * end,
         lm_head=end,
         context_per_token=2 * drafter.num_layers * kv * width,
-        activations=rows * (inside * width + 2 * drafter.vocab_size * 4),
+        activations=activations,
     )
 
 
@@ -183,6 +190,7 @@ def _loads(config: AppConfig, weights: int, step: int, kv: int, drafter: Drafter
     context = 0
     if drafter:
         drafts = {"drafter weights": drafter.weights, "drafter ends": drafter.ends}
+        drafts |= {"drafter path head": drafter.path_head} if drafter.path_head else {}
         drafts |= {"drafter activations": drafter.activations, "drafter fixed": process}
         context = CONTEXT_SLACK * drafter.context_per_token
     if not on_gpu:

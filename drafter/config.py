@@ -17,6 +17,7 @@ QUANTIZATION_KEY = "ddtree_quantization"
 RANDOM_KEY = "ddtree_random_weights"  # true: there is no weights file, make some
 QUANTIZATIONS = ("int8_rows",)
 PATH_HEAD = "path_head"  # folder of a checkpoint that has such a head (path_head.py)
+PATH_KINDS = ("bilinear", "vanilla", "gated", "mlp")  # of it; the first is what is trained unless another is asked for
 ROPE_TYPES = ("default", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -255,6 +256,8 @@ class DrafterInfo(DrafterConfig):
     quantization: str | None = None  # one of QUANTIZATIONS, None for plain floating point
     random_weights: bool = False  # there is no weights file
     path_head: bool = False  # its candidates depend on the token before them
+    path_rank: int = 0
+    path_parameters: int = 0
 
     @classmethod
     def read(cls, checkpoint_dir: str | Path) -> DrafterInfo:
@@ -270,7 +273,8 @@ class DrafterInfo(DrafterConfig):
             raise ValueError(f"drafter {checkpoint_dir}: {error}") from error
         known = {field.name: getattr(config, field.name) for field in fields(DrafterConfig)}
         known |= {"quantization": quantization, "random_weights": bool(raw.get(RANDOM_KEY))}
-        known |= {"path_head": (path.parent / PATH_HEAD).is_dir()}
+        rank, parameters = path_head_size(checkpoint_dir)
+        known |= {"path_head": (path.parent / PATH_HEAD).is_dir(), "path_rank": rank, "path_parameters": parameters}
         return cls(**known, checkpoint_dir=Path(checkpoint_dir))
 
     def check_target(self, target_hidden: int, target_vocab: int, target_layers: int, target_name: str) -> None:
@@ -286,6 +290,19 @@ class DrafterInfo(DrafterConfig):
                 f"drafter made for another target: {self.checkpoint_dir} expects {', '.join(wrong)}; "
                 f"choose a drafter trained for {target_name}"
             )
+
+
+def path_head_size(checkpoint_dir: str | Path) -> tuple[int, int]:
+    """Rank and parameters of a checkpoint's path head, from its files' headers; zeros where it has none."""
+    from safetensors import safe_open
+
+    rank = parameters = 0
+    for path in (Path(checkpoint_dir) / PATH_HEAD).glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118, it is no mapping
+        parameters += sum(map(math.prod, shapes.values()))
+        rank = max([rank, *(shape[-1] for name, shape in shapes.items() if name.endswith("markov_w1.weight"))])
+    return rank, parameters
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:

@@ -9,7 +9,8 @@ not know. Tensors, in any floating dtype, with or without "markov_head." before 
     markov_w1.weight, markov_w2.weight   [V, r], of the token before and of the token itself
     gate.weight                          [r, d]: the gate is W h, h being the slot's normed hidden state
     gate_proj.weight, gate_proj.bias     [r, d + r], [r]: it is sigmoid(W [h, w1] + b) ("gated" in speculators)
-and without the last three it is 1 ("vanilla" there).
+    mlp.up.weight, mlp.up.bias, mlp.down.weight   [m, d + r], [m], [r, m]: in place of gate ⊙ w1 stands D silu(U [h, w1] + b)
+and with the first two alone the gate is 1 ("vanilla" there).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ddtree.drafter.tensors import read_tensors
 PREFIX = "markov_head."
 BEFORE, ITSELF = "markov_w1.weight", "markov_w2.weight"
 GATE, GATE_PROJ, GATE_BIAS = "gate.weight", "gate_proj.weight", "gate_proj.bias"
+MLP_UP, MLP_BIAS, MLP_DOWN = "mlp.up.weight", "mlp.up.bias", "mlp.down.weight"
 
 
 class PathHead:
@@ -39,16 +41,20 @@ class PathHead:
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
         rank = tensors[BEFORE].shape[-1] if BEFORE in tensors else 0
         gates: dict[str, tuple[int, ...]] = {}
+        self.kind = "vanilla"  # one of PATH_KINDS
         if GATE in tensors:
-            gates = {GATE: (rank, hidden_size)}
+            self.kind, gates = "bilinear", {GATE: (rank, hidden_size)}
+        elif MLP_DOWN in tensors:
+            inner = tensors[MLP_DOWN].shape[-1]
+            self.kind, gates = "mlp", {MLP_UP: (inner, hidden_size + rank), MLP_BIAS: (inner,), MLP_DOWN: (rank, inner)}
         elif GATE_PROJ in tensors:
-            gates = {GATE_PROJ: (rank, hidden_size + rank), GATE_BIAS: (rank,)}
+            self.kind, gates = "gated", {GATE_PROJ: (rank, hidden_size + rank), GATE_BIAS: (rank,)}
         expected = {BEFORE: (vocab_size, rank), ITSELF: (vocab_size, rank), **gates}
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if found != expected:
             raise ValueError(f"a path head of tensors {found}; expected {expected}")
         self.tensors = tensors
-        self._rank = rank
+        self.rank = rank
 
     @classmethod
     def load(cls, info: DrafterInfo, *, dtype: torch.dtype, device: torch.device | str) -> PathHead | None:
@@ -82,21 +88,27 @@ class PathHead:
         logprobs, ids = candidates.logprobs, candidates.ids.clamp(min=0)
         mass = logprobs.logsumexp(-1, keepdim=True)
         itself = F.embedding(ids, self.tensors[ITSELF]).float().mT  # [B, L, r, K]
-        first = self._gated(hidden[:, :1], F.embedding(bonus[:, None, None], self.tensors[BEFORE])) @ itself[:, :1]
-        below = self._gated(hidden[:, 1:], F.embedding(ids[:, :-1], self.tensors[BEFORE])) @ itself[:, 1:]
+        first = self.gated(hidden[:, :1], bonus[:, None, None]) @ itself[:, :1]
+        below = self.gated(hidden[:, 1:], ids[:, :-1]) @ itself[:, 1:]
         conditional = _with_mass(below.add_(logprobs[:, 1:, None]), mass[:, 1:, None])
         logprobs[:, :1] = _with_mass(first[:, :, 0].add_(logprobs[:, :1]), mass[:, :1])
         return Candidates(logprobs, candidates.ids, conditional)
 
-    def _gated(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """hidden [B, L, d], before [B, L, K, r] → [B, L, K, r] float32."""
-        if (gate := self.tensors.get(GATE)) is not None:
-            return F.linear(hidden, gate).float()[:, :, None] * before.float()
-        if (proj := self.tensors.get(GATE_PROJ)) is not None:
-            of_hidden, of_before = proj.split([hidden.shape[-1], self._rank], 1)
-            own = F.linear(hidden, of_hidden, self.tensors[GATE_BIAS])[:, :, None]
-            return torch.sigmoid(own + F.linear(before, of_before)).float() * before.float()
+    def gated(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """What the rows of tokens are multiplied with: hidden [B, L, d], tokens before them [B, L, K] → [B, L, K, r] float32."""
+        before = F.embedding(tokens, self.tensors[BEFORE])
+        if self.kind == "bilinear":
+            return F.linear(hidden, self.tensors[GATE]).float()[:, :, None] * before.float()
+        if self.kind == "gated":
+            return torch.sigmoid(self._mixed(hidden, before, GATE_PROJ, GATE_BIAS)).float() * before.float()
+        if self.kind == "mlp":
+            return F.linear(F.silu(self._mixed(hidden, before, MLP_UP, MLP_BIAS)), self.tensors[MLP_DOWN]).float()
         return before.float()
+
+    def _mixed(self, hidden: Tensor, before: Tensor, weight: str, bias: str) -> Tensor:
+        """W [h, w1] + b; what is of h once for all tokens of a slot."""
+        of_hidden, of_before = self.tensors[weight].split([hidden.shape[-1], self.rank], 1)
+        return F.linear(hidden, of_hidden, self.tensors[bias])[:, :, None] + F.linear(before, of_before)
 
 
 def _with_mass(raw: Tensor, mass: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ class EvaluateOptions:
     shared_noise: bool | None = None
     seed: int = 0
     top_k: int | None = None
-    context: int = 2048
+    preceding: int = 0
+    context: int = 2048  # without what precedes
     device: Device | None = None
     dtype: str | None = None
     threads: int | None = None
@@ -95,13 +96,14 @@ def run(options: EvaluateOptions, report: Report) -> dict[str, Any]:
         seed=options.seed,
         top_k=options.top_k or config.tree.top_k,
         path_head=config.drafter.path_head,
+        preceding=options.preceding,
         context=min(found.max_context, found.drafter.max_positions),
         cells=Cells(tuple(round(float(edge), 6) for edge in np.exp(EDGES)), min(DEPTHS, found.horizon)),
         device=device,
         dtype=resolve_dtype(options.dtype or config.target.dtype, device),
     )
     done = evaluate(how, prompts, report)
-    names = ("budgets", "tokens", "temperature", "noise_share", "seed", "top_k", "context", "device")
+    names = ("budgets", "tokens", "temperature", "noise_share", "seed", "top_k", "preceding", "context", "device")
     settings = {name: getattr(how, name) for name in names}
     settings |= {"limit": options.limit, "dtype": str(how.dtype).removeprefix("torch."), "threads": threads}
     settings["path_head"] = found.drafter.path_head and how.path_head
@@ -189,7 +191,8 @@ def _config(options: EvaluateOptions) -> AppConfig:
         raise ConfigError(f"{source}: a synthetic drafter and random weights say nothing; name models with weights")
     if not (checkpoint := options.drafter or config.drafter.checkpoint):
         raise ConfigError(f"{source}: drafter.checkpoint is null; name a drafter with --drafter")
-    longest = min(config.target.max_context or options.context, options.context)
+    longest = options.context + options.preceding
+    longest = min(config.target.max_context or longest, longest)
     target = {"model": options.target or config.target.model, "max_context": longest}
     whole = config.model_dump()
     drafter = whole["drafter"] | {"checkpoint": checkpoint}

@@ -38,6 +38,8 @@ def _lengths(result: dict[str, Any]) -> Table:
     how = "greedy" if not s["temperature"] else f"temperature {s['temperature']:g}"
     if s["noise_share"]:
         how += f", candidates ranked with {s['noise_share']:g} of the noise"
+    if s["preceding"]:
+        how += f", after {s['preceding']:,} tokens of other prompts"
     budgets = [str(budget) for budget in s["budgets"]]
     table = _table(
         f"{result['drafter']} for {result['target']}: tokens per round, {how}",

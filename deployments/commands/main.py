@@ -220,7 +220,12 @@ def eval_drafter(
     top_k: Annotated[
         int | None, typer.Option(min=1, max=1023, help="Candidates per depth, else the file's tree.top_k.")
     ] = None,
-    context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt with its answer.")] = 2048,
+    preceding: Annotated[
+        int, typer.Option(min=0, help="Tokens of the set's other prompts before each, to measure in long contexts.")
+    ] = 0,
+    context: Annotated[
+        int, typer.Option(min=2, help="Tokens of the longest prompt with its answer, without what precedes.")
+    ] = 2048,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Else the file's; without one cuda where there is one.")
     ] = None,

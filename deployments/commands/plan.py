@@ -17,7 +17,7 @@ from ddtree.deployments.roofline import ALL_REDUCE_S, BATCHES, CONTEXTS, MESSAGE
 from ddtree.deployments.shapes import facts
 from ddtree.deployments.sizing import Memory, size
 from ddtree.deployments.target_shape import TargetShape
-from ddtree.drafter.config import DrafterConfig, DrafterInfo
+from ddtree.drafter.config import DrafterConfig, DrafterInfo, path_head_size
 
 GIB = 2**30
 REMEDY = "give its config.json with --{}-config FILE"
@@ -138,7 +138,14 @@ def _drafter(
         known = DrafterConfig.from_dict(sizes)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
-    drafter = DrafterInfo(**vars(known), checkpoint_dir=Path(name))
+    rank, parameters = path_head_size(Path(source).parent)
+    drafter = DrafterInfo(
+        **vars(known),
+        checkpoint_dir=Path(name),
+        path_head=bool(parameters),
+        path_rank=rank,
+        path_parameters=parameters,
+    )
     drafter.check_target(target.hidden, target.vocab, target.layers, config.target.model)
     return drafter, source
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from ddtree.deployments.commands.bars import stage_bars
+from ddtree.deployments.models import checkpoint_dir
 from ddtree.drafter.training import TrainOptions
 from ddtree.drafter.training import train_drafter as train
 
@@ -25,6 +26,8 @@ def train_drafter(**options: Any) -> None:
 
     console = Console()
     try:
+        if options["initial"]:
+            options["initial"] = checkpoint_dir(options["initial"], "--initial")
         options["target_dir"] = resolve(options.pop("target"))
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         chosen = TrainOptions(**given)
@@ -41,6 +44,7 @@ def _signature() -> inspect.Signature:
     hints = get_type_hints(TrainOptions)
     target = typer.Option(help="Embedded model's name or Hugging Face directory.")
     parameters = [_parameter("target", str, target, TARGET)]
+    hints["initial"] = str | None  # a name as well
     for field in fields(TrainOptions):
         if field.name == "target_dir":
             continue

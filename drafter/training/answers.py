@@ -17,10 +17,12 @@ from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.options import Report, TrainOptions
 from ddtree.drafter.training.prompts import PromptSet
 from ddtree.drafter.training.ragged import Tokens, pack, save_arrays, unpack
+from ddtree.drafter.training.ranks import ALONE, Ranks
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)  # drawn evenly: 40 % greedy
 INVENTED_SHARE = 0.2  # of the time, at most
 INVENTED_MAX, INVENTED_TOKENS = 60_000, 160
+EARLIER_TRIES = 128  # conversations looked at for what comes before a prompt
 SHARD_SECONDS = 20.0
 TICK_SECONDS = 1.0
 
@@ -63,10 +65,11 @@ class Answers:
 
 
 class AnswerStore:
-    """A folder of shards with the generation seconds each of them took."""
+    """A folder of shards with the generation seconds each of them took. Every process of a run adds its own."""
 
-    def __init__(self, folder: Path, dtype: type) -> None:
+    def __init__(self, folder: Path, dtype: type, rank: int = 0) -> None:
         self.folder, self.dtype = folder, dtype
+        self.own = f"rank{rank}-" if rank else ""  # before the names of this process's files
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -76,13 +79,13 @@ class AnswerStore:
     def finish(self) -> None:
         (self.folder / "finished").touch()
 
-    def _shards(self) -> list[Path]:
-        return sorted(p for p in self.folder.glob("shard-*.npz") if "partial" not in p.name)
+    def _shards(self, begin: str = "*") -> list[Path]:
+        return sorted(p for p in self.folder.glob(f"{begin}shard-*.npz") if "partial" not in p.name)
 
     def append(self, answers: Answers, seconds: float) -> None:
         """One more shard; whole or not there."""
         ids, offsets = pack(answers.tokens, self.dtype)
-        path = self.folder / f"shard-{len(self._shards()):04d}.npz"
+        path = self.folder / f"{self.own}shard-{len(self._shards(self.own)):04d}.npz"
         columns = {
             "prompt_length": np.array(answers.prompt_length, np.int64),
             "temperature": np.array(answers.temperature, np.float32),
@@ -92,10 +95,10 @@ class AnswerStore:
         }
         save_arrays(path, ids=ids, offsets=offsets, seconds=np.float64(seconds), **columns)
 
-    def load(self) -> tuple[Answers, float]:
-        """Everything so far, and the seconds it took."""
+    def load(self, *, mine: bool = False) -> tuple[Answers, float]:
+        """Everything so far, or what is of this process, and the seconds it took."""
         out, seconds = Answers(), 0.0
-        for path in self._shards():
+        for path in self._shards(self.own if mine else "*"):
             with np.load(path) as z:
                 out.tokens += unpack(z["ids"], z["offsets"])
                 for name in ("prompt_length", "temperature", "group", "kind", "key"):
@@ -105,14 +108,20 @@ class AnswerStore:
 
 
 def make_answers(
-    options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, report: Report
+    options: TrainOptions,
+    prompts: PromptSet,
+    decoder: Decoder,
+    store: AnswerStore,
+    report: Report,
+    ranks: Ranks = ALONE,
 ) -> None:
-    """Fills the store until `options.generation` seconds are used, counting those of earlier runs."""
-    so_far, spent = store.load()
+    """Fills the store until `options.generation` seconds are used, counting those of earlier runs. `ranks`: share the
+    prompts."""
+    so_far, spent = store.load(mine=True)
     total, begun = options.generation, time.time()
     invented, inventing = _invented(options, prompts, decoder, store, total * INVENTED_SHARE, report)
     begun, spent = time.time(), spent + inventing
-    jobs = _Jobs(options, prompts, invented, so_far)
+    jobs = _Jobs(options, prompts, invented, so_far, ranks)
     fresh, last, tokens, count = Answers(), time.time(), so_far.new_tokens, len(so_far)
     told = 0.0
     try:
@@ -130,18 +139,23 @@ def make_answers(
                 report("answers", min(1.0, done), f"{count} answers, {tokens / 1e6:.1f}M new tokens")
     finally:
         store.append(fresh, time.time() - last)
-    store.finish()
-    report("answers", 1.0, summary(store.load()[0]))
 
 
 class _Jobs:
     """The endless order of work; `sources` says of each open job where it came from."""
 
-    def __init__(self, options: TrainOptions, prompts: PromptSet, invented: list[Tokens], so_far: Answers) -> None:
+    def __init__(
+        self,
+        options: TrainOptions,
+        prompts: PromptSet,
+        invented: list[Tokens],
+        so_far: Answers,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.options, self.prompts = options, prompts
-        self.rng = np.random.default_rng([options.seed, len(so_far)])
+        self.rng = np.random.default_rng([options.seed, len(so_far), ranks.rank])
         base = max(prompts.groups, default=-1) + 1
-        self.first = list(zip(prompts.kinds, prompts.groups, prompts.prompts, strict=True))
+        self.first = list(zip(prompts.kinds, prompts.groups, prompts.prompts, strict=True))[ranks.part]
         self.first += [
             ("invented", base + i, np.concatenate([prompts.opening, text, prompts.assistant]))
             for i, text in enumerate(invented)
@@ -169,16 +183,34 @@ class _Jobs:
             for n, i in enumerate(self.rng.permutation(len(self.pool))[: max(1, len(self.pool) // 2)]):
                 ids, group = self._built(n, int(i))
                 if len(ids) <= self.options.longest_prompt:
-                    yield self._job(ids, Source("built", group, -1))
+                    yield self._job(self._perhaps_late(ids, group), Source("built", group, -1))
             for i in self.rng.permutation(len(self.first))[: max(1, len(self.first) // 4)]:
                 kind, group, ids = self.first[int(i)]
-                yield self._job(ids, Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
+                late = self._perhaps_late(ids, group)
+                yield self._job(late, Source(kind, group, -1), float(self.rng.choice([0.7, 1.0])))
 
     def _job(self, ids: Tokens, source: Source, temperature: float | None = None) -> Job:
         self.count += 1
         self.sources[self.count] = source
         drawn = float(self.rng.choice(TEMPERATURES)) if temperature is None else temperature
         return Job(self.count, ids, drawn, self.options.max_new)
+
+    def _perhaps_late(self, ids: Tokens, group: int) -> Tokens:
+        """A prompt, in `long_share` of the cases after earlier conversations. Those of validation and of training do not mix."""
+        p, o = self.prompts, self.options
+        opening = len(p.opening)
+        if p.turn is None or self.rng.random() >= o.long_share or ids[:opening].tolist() != p.opening.tolist():
+            return ids
+        room = self.rng.uniform(0, o.longest_prompt - len(ids))
+        parts = [ids[opening:]]
+        for i in dict.fromkeys(self.rng.integers(len(self.pool), size=EARLIER_TRIES).tolist()):
+            tokens, _, _, other = self.pool[i]
+            same = (other % o.validation_every == 0) == (group % o.validation_every == 0)
+            more = len(tokens) - opening + len(p.turn)
+            if same and more <= room and tokens[:opening].tolist() == p.opening.tolist():
+                parts += [p.turn, tokens[opening:]]
+                room -= more
+        return np.concatenate([p.opening, *reversed(parts)])
 
     def _built(self, n: int, i: int) -> tuple[Tokens, int]:
         """A next turn, or a piece of the answer to work on."""
@@ -194,7 +226,7 @@ def _invented(
     options: TrainOptions, prompts: PromptSet, decoder: Decoder, store: AnswerStore, seconds: float, report: Report
 ) -> tuple[list[Tokens], float]:
     """User texts the target makes up after its template's opening, and the seconds that took now or in an earlier run."""
-    path = store.folder / "invented.npz"
+    path = store.folder / f"{store.own}invented.npz"
     if path.exists():
         with np.load(path) as z:
             return unpack(z["ids"], z["offsets"]), float(z["seconds"])

@@ -68,6 +68,9 @@ def card(
     files = f"the prompt files ({', '.join(path.stem for path in o.prompts)}), " if o.prompts else ""
     budgeted = o.generate_seconds is None and o.train_seconds is None
     budget = f" within a budget of {o.minutes:g} minutes" if budgeted else ""
+    begun = f", begun with the weights of {o.initial.resolve().name}" if o.initial else ""
+    head = f" A path head learnt with it, its loss at weight {o.path_joint:g}." if o.path_joint else ""
+    rate = o.initial_rate if o.initial else 1.0
     sizes = ", ".join(f"{size:.1f} MB as {form}" for form, size in megabytes.items())
     text = f"""# A DFlash drafter for {target}
 
@@ -90,10 +93,10 @@ left out of the prompt files; the other sources were not searched for them. No p
 
 ## Recipe
 
-`ddtree train-drafter`{budget}: {o.generation:.0f} s of generation, {o.training:.0f} s of training on {facts.device}, torch
-{facts.torch}, {facts.date}. Muon at {o.learning_rate:g} for matrices, AdamW at {o.norm_learning_rate:g} for norms, one
-warm-up and cosine over the training time; rows of {o.context:,} tokens with {o.anchors} blocks each, {o.batch} rows a step;
-slot k weighs exp(-(k-1)/{o.slot_decay:g}); hard labels on greedy answers, the target's distribution on sampled ones.
+`ddtree train-drafter`{budget}{begun}: {o.generation:.0f} s of generation, {o.training:.0f} s of training on {facts.device}, torch
+{facts.torch}, {facts.date}. Muon at {rate * o.learning_rate:g} for matrices, AdamW at {rate * o.norm_learning_rate:g} for norms,
+one warm-up and cosine over the training time; rows of {o.context:,} tokens with {o.anchors} blocks each, {o.batch} rows a step;
+slot k weighs exp(-(k-1)/{o.slot_decay:g}); hard labels on greedy answers, the target's distribution on sampled ones.{head}
 {last.get("step", 0):,} steps, {last.get("passes", 0)} passes over the data, last validation loss {last.get("loss", "unknown")}.
 Positions past {o.context:,} were not seen in training.
 

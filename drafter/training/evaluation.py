@@ -3,6 +3,7 @@ but the two models'."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class EvaluationOptions:
     seed: int = 0  # prompt i of a set draws with seed + i
     top_k: int = 32  # candidates per depth
     path_head: bool = True  # by the checkpoint's, where it has one
+    preceding: int = 0  # tokens of the set's other prompts that come before each, in the user's text
     context: int = 2048  # tokens of the longest prompt with its answer; longer ones are left out
     cells: Cells = UNCUT
     device: str = "cpu"
@@ -111,6 +113,10 @@ def _jobs(
     more = options.tokens + DrafterInfo.read(options.drafter_dir).block_size
     for name, texts in prompts.items():
         encoded = encode(tokenizer, [chat.prompt(text) for text in texts])
+        if options.preceding:
+            encoded = _late(
+                encode(tokenizer, [chat.opening, *(f"{text}\n\n" for text in texts)]), encoded, options.preceding
+            )
         fitting = [(i, ids) for i, ids in enumerate(encoded) if len(ids) + more <= options.context]
         if not fitting:
             raise ValueError(f"{name}: no prompt fits, with {more} tokens after it, into {options.context} tokens")
@@ -118,6 +124,22 @@ def _jobs(
             jobs.append(Job(len(jobs), np.asarray(ids), options.temperature, more, options.seed + i))
             names.append(name)
     return jobs, names
+
+
+def _late(parts: list[list[int]], prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Prompts with `count` tokens after their opening of the texts that follow, again from the first after the last.
+
+    Args:
+        parts: the opening, and each prompt's text.
+        prompts: that begin with it.
+    """
+    opening, *texts = parts
+    late = []
+    for i, ids in enumerate(prompts):
+        others = texts[i + 1 :] + texts[:i] or texts
+        before = itertools.islice(itertools.chain.from_iterable(itertools.cycle(others)), count)
+        late.append([*opening, *before, *ids[len(opening) :]])
+    return late
 
 
 def _answers(

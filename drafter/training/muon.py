@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddtree.drafter.training.ranks import ALONE, Ranks
+
 
 def orthogonalise(stack: Tensor) -> Tensor:
     """`[n, r, c]` → the nearest (semi-)orthogonal matrices, singular values within about 0.7 to 1.2, in fp32."""
@@ -27,10 +29,15 @@ def orthogonalise(stack: Tensor) -> Tensor:
 class Optimiser:
     """Steps the masters and copies them into the model's parameters."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, norm_lr: float, decay: float) -> None:
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, norm_lr: float, decay: float, ranks: Ranks = ALONE
+    ) -> None:
+        """`ranks`: the processes whose gradients are summed; each of them takes the whole step."""
+        self.ranks = ranks
         self.params: list[Tensor] = list(params)
         self.lr, self.norm_lr, self.decay = lr, norm_lr, decay
         self.masters: list[Tensor] = [nn.Parameter(p.detach().float().clone()) for p in self.params]
+        ranks.copy_(self.masters)
         self.groups: dict[tuple[int, ...], list[Tensor]] = {}
         for master in self.masters:
             if master.ndim == 2:
@@ -45,6 +52,7 @@ class Optimiser:
         for master, param in zip(self.masters, self.params, strict=True):
             master.grad = torch.zeros_like(master) if param.grad is None else param.grad.float()
             param.grad = None
+        self.ranks.sum_all_([m.grad for m in self.masters if m.grad is not None])
         nn.utils.clip_grad_norm_(self.masters, 1.0)
         for (shape, group), momentum in zip(self.groups.items(), self.momentum, strict=True):
             grad = torch.stack([m.grad for m in group if m.grad is not None])

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ddtree.drafter.config import PATH_KINDS, DrafterInfo
+
 Report = Callable[[str, float, str], None]  # (stage, fraction done 0..1, one line of text)
 STAGES = ("prompts", "answers", "train", "path", "publish")
 TILE = 128  # flex attention's block: on a GPU, context and packed blocks are whole tiles
@@ -34,10 +36,18 @@ class TrainOptions:
     minutes: float = _option(20.0, "time budget of the whole run")
     generate_seconds: float | None = _option(None, "time for the target's answers; default: 19 % of the budget")
     train_seconds: float | None = _option(None, "time for training; default: 62 % of the budget")
-    layers: int = _option(4, "layers of the drafter")
-    block: int = _option(16, "slots of one draft, the bonus token included")
-    feature_layers: tuple[int, ...] = _option((), "0-based target layers the drafter sees; default: five, spread out")
-    mask_token_id: int | None = _option(None, "token id of an empty slot; default: an unused special token")
+    initial: Path | None = field(
+        default=None, metadata={"help": "drafter checkpoint of this target whose weights training begins with"}
+    )
+    initial_rate: float = _option(0.25, "share of the learning rates where training begins with such weights")
+    layers: int = _option(0, "layers of the drafter; default: 4, or the initial drafter's")
+    block: int = _option(0, "slots of one draft, the bonus token included; default: 16, or the initial drafter's")
+    feature_layers: tuple[int, ...] = _option(
+        (), "0-based target layers the drafter sees; default: five, spread out, or the initial drafter's"
+    )
+    mask_token_id: int | None = _option(
+        None, "token id of an empty slot; default: an unused special token, or the initial drafter's"
+    )
     device: str | None = _option(None, "torch device; default: cuda where there is one, else cpu")
     seed: int = _option(0, "of prompts, answers, weights and batches")
     resume: bool = _option(True, "go on with what out_dir holds; without it out_dir must be empty")
@@ -47,11 +57,21 @@ class TrainOptions:
     harvest_seconds: float = _option(60.0, "longest time to read Python files")
     slots: int = _option(3072, "answers generated at once; fewer where the device's memory is smaller")
     context: int = _option(1024, "tokens of one training row, and of the longest prompt with its answer")
+    long_share: float = _option(
+        0.0, "share of the later prompts that come after earlier conversations, up to any length that context allows"
+    )
     max_new: int = _option(320, "tokens of one answer")
-    batch: int = _option(16, "training rows of one step")
-    anchors: int = _option(256, "blocks drafted in one training row")
-    path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none")
-    path_seconds: float | None = _option(None, "time for its training; default: 6 % of the budget")
+    batch: int = _option(0, "training rows of one step; default: as many as have 16,384 tokens")
+    anchors: int = _option(0, "blocks drafted in one training row; default: a quarter of its tokens")
+    path_rank: int = _option(0, "rank of a path head, trained when the drafter is; 0: none, or the initial drafter's")
+    path_kind: str | None = _option(
+        None, f"{', '.join(PATH_KINDS)} (path_head.py); default: {PATH_KINDS[0]}, or the initial drafter's"
+    )
+    path_joint: float = _option(
+        0.0,
+        "weight of its loss beside the drafter's own, 1, where both are trained at once; 0: it is trained afterwards",
+    )
+    path_seconds: float | None = _option(None, "time for its training afterwards; default: 6 % of the budget")
     learning_rate: float = _option(0.02, "of Muon, for the matrices")
     norm_learning_rate: float = _option(1e-3, "of AdamW, for the norms")
     decay: float = _option(0.01, "of the matrices, times the learning rate")
@@ -70,8 +90,15 @@ class TrainOptions:
             object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("prompts", "sources", "evaluate"):
             object.__setattr__(self, name, tuple(Path(p) for p in getattr(self, name)))
+        self._take_shape()
         if self.stop_after not in STAGES:
             raise ValueError(f"stop_after {self.stop_after!r} is not a stage; known: {', '.join(STAGES)}")
+        if self.path_kind not in (None, *PATH_KINDS):
+            raise ValueError(f"path_kind {self.path_kind!r} is no kind of path head; known: {', '.join(PATH_KINDS)}")
+        if not 0 <= self.long_share <= 1:
+            raise ValueError(f"long_share {self.long_share:g} is a share: give 0 to 1")
+        if self.path_joint < 0:
+            raise ValueError(f"path_joint {self.path_joint:g} is a weight: give 0 or more")
         if not (self.target_dir / "config.json").is_file():
             raise ValueError(f"no target at {self.target_dir}: give a Hugging Face directory with config.json")
         missing = [str(p) for p in (*self.prompts, *self.sources, *self.evaluate) if not p.exists()]
@@ -86,6 +113,25 @@ class TrainOptions:
             )
         if self.anchors > self.context:
             raise ValueError(f"{self.anchors} anchors do not fit into rows of {self.context} tokens")
+
+    def _take_shape(self) -> None:
+        """Fills in the sizes that are not given; those of an initial drafter are its own, and nothing may contradict them."""
+        usual: dict[str, Any] = {"layers": 4, "block": 16}
+        rows: dict[str, Any] = {"batch": max(1, 16384 // max(1, self.context)), "anchors": self.context // 4}
+        if self.initial is not None:
+            object.__setattr__(self, "initial", Path(self.initial))
+            made = DrafterInfo.read(self.initial)
+            if made.random_weights:
+                raise ValueError(f"initial drafter {self.initial} has no weights to begin with")
+            usual = {"layers": made.num_layers, "block": made.block_size}
+            usual |= {"feature_layers": made.target_layer_ids, "mask_token_id": made.mask_token_id}
+        unset = {f.name: f.default for f in fields(self)}
+        for name, value in (usual | rows).items():
+            given = getattr(self, name)
+            if given == unset[name]:
+                object.__setattr__(self, name, value)
+            elif self.initial is not None and name in usual and given != value:
+                raise ValueError(f"{name} is {given}, but the initial drafter {self.initial} has {value}: leave it out")
 
     @property
     def generation(self) -> float:
@@ -117,9 +163,11 @@ class TrainOptions:
     def identity(self) -> dict[str, Any]:
         """What must not change between the runs that share an out_dir, as JSON values."""
         free = {"out_dir", "target_dir", "resume", "stop_after", "device", "evaluate", "minutes", "prompts", "sources"}
-        free |= {"path_rank", "path_seconds"}  # of a stage of its own, after the drafter's
+        free |= set() if self.path_joint else {"path_rank", "path_kind"}  # of a stage of its own, after the drafter's
+        free |= {"path_seconds"}
         free |= {"save_seconds", "harvest_seconds", "slots", "evaluate_prompts", "evaluate_tokens"}
         free |= {"target_name", "target_credit", "licence"}
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         named |= {"generate_seconds": self.generation, "train_seconds": self.training}
+        named |= {"initial": self.initial and str(self.initial)}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ddtree.drafter.checkpoint import load_published
-from ddtree.drafter.config import PATH_HEAD, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
+from ddtree.drafter.config import PATH_HEAD, PATH_KINDS, DrafterConfig, DrafterInfo, Rope, default_target_layer_ids
+from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training import publish
 from ddtree.drafter.training.acceptance import Ranking, Sample, measure
@@ -20,11 +21,13 @@ from ddtree.drafter.training.answers import Answers, AnswerStore, make_answers, 
 from ddtree.drafter.training.card import Facts, table, target_name
 from ddtree.drafter.training.chat import ChatFormat, choose_mask_token, encode, load_tokenizer, stop_tokens
 from ddtree.drafter.training.decoder import Decoder, Job
-from ddtree.drafter.training.options import STAGES, Report, TrainOptions
-from ddtree.drafter.training.path_trainer import PathTrainer
+from ddtree.drafter.training.options import STAGES, Report, TrainOptions, quiet
+from ddtree.drafter.training.path_learner import PathLearner, new_head
+from ddtree.drafter.training.path_trainer import train_head
 from ddtree.drafter.training.plot import save_plot
 from ddtree.drafter.training.prompts import PromptSet, as_user_text, make_prompts, read_prompts
 from ddtree.drafter.training.ragged import token_dtype
+from ddtree.drafter.training.ranks import Ranks
 from ddtree.drafter.training.rows import pack_rows, split
 from ddtree.drafter.training.target import Target
 from ddtree.drafter.training.trainer import Trainer, read_metrics
@@ -34,23 +37,37 @@ VALIDATION_SAMPLES = 48
 
 def run(options: TrainOptions, report: Report) -> Path:
     """See `ddtree.drafter.training.train_drafter`."""
-    _claim(options)
-    stages = _Run(options, report)
+    ranks = Ranks.join()
+    if ranks.leads:
+        _claim(options)
+    ranks.wait()
+    stages = _Run(options, report if ranks.leads else quiet, ranks)
     for stage in STAGES[: STAGES.index(options.stop_after) + 1]:
         getattr(stages, stage)()
+        ranks.wait()
     return options.out_dir / publish.PUBLISHED if options.stop_after == STAGES[-1] else options.out_dir
 
 
 class _Run:
     """State shared by the stages; heavy parts are made when first needed."""
 
-    def __init__(self, options: TrainOptions, report: Report) -> None:
+    def __init__(self, options: TrainOptions, report: Report, ranks: Ranks) -> None:
+        self.ranks = ranks
         self.options, self.report, self.out = options, report, options.out_dir
         self.device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.vocab = int(json.loads((options.target_dir / "config.json").read_text())["vocab_size"])
+        self.target_config = json.loads((options.target_dir / "config.json").read_text())
+        self.vocab = int(self.target_config["vocab_size"])
+        longest = int(self.target_config.get("max_position_embeddings") or options.context)
+        if options.context > longest:
+            raise ValueError(f"context {options.context} is more than the {longest} positions of the target: lower it")
+        self.initial = DrafterInfo.read(options.initial) if options.initial else None
+        self.initial_head = self._check_initial(self.initial) if self.initial else None
+        self.has_head = bool(options.path_rank or self.initial_head)
+        if options.path_joint and not self.has_head:
+            raise ValueError("path_joint trains a path head, and there is none: give its path_rank")
         self.tokenizer = load_tokenizer(options.target_dir)
         self.stop = stop_tokens(options.target_dir, self.tokenizer)
-        self.store = AnswerStore(self.out / "answers", token_dtype(self.vocab))
+        self.store = AnswerStore(self.out / "answers", token_dtype(self.vocab), ranks.rank)
         self._target: Target | None = None
 
     @property
@@ -62,7 +79,7 @@ class _Run:
 
     def prompts(self) -> None:
         path = self.out / "prompts.npz"
-        if not path.exists():
+        if self.ranks.leads and not path.exists():
             make_prompts(self.options, self.vocab, self.report).save(path, token_dtype(self.vocab))
 
     def answers(self) -> None:
@@ -71,39 +88,85 @@ class _Run:
         prompts = PromptSet.load(self.out / "prompts.npz")
         if not prompts.prompts:
             raise ValueError("there are no prompts: give JSONL files, or folders of Python files as sources")
-        make_answers(self.options, prompts, self._decoder(), self.store, self.report)
+        make_answers(self.options, prompts, self._decoder(), self.store, self.report, self.ranks)
+        self.ranks.wait()
+        if self.ranks.leads:
+            self.store.finish()
+            self.report("answers", 1.0, summary(self.store.load()[0]))
         self._free()
 
     def train(self) -> None:
         if (self.out / publish.INT8 / "config.json").exists():  # written last
             return
         answers, _ = self.store.load()
-        trainer = self._trainer(answers, self._config())
+        initial = load_published(self.initial.checkpoint_dir, dtype=torch.float32) if self.initial else None
+        config = initial.config if initial else self._config()
+        trainer = self._trainer(answers, config, initial, self._path() if self.options.path_joint else None)
         trainer.fit(self.report)
-        publish.facts(self.device, summary(answers)).save(self.out / "facts.json")
-        publish.save_checkpoints(trainer.finished_model(), self.out)
+        if self.ranks.leads:
+            publish.facts(self.device, self.ranks.count, summary(answers)).save(self.out / "facts.json")
+            publish.save_checkpoints(trainer.finished_model(), self.out, trainer.path.head if trainer.path else None)
         del trainer
         self._free()
 
     def path(self) -> None:
-        rank = self.options.path_rank
-        if not rank or (self.out / publish.INT8 / PATH_HEAD).exists():  # written last
+        if not self.has_head or (self.out / publish.INT8 / PATH_HEAD).exists():  # written last
             return
         model = load_published(self.out / publish.PUBLISHED, dtype=self.target.dtype, device=self.device)
-        trainer = PathTrainer(self._trainer(self.store.load()[0], model.config), model, rank)
-        found = trainer.fit(self.report)
-        (self.out / "path.json").write_text(json.dumps(found) + "\n")
-        for form in (publish.PUBLISHED, publish.INT8):
-            trainer.head().save(self.out / form)
+        path = self._path()
+        trainer = self._trainer(self.store.load()[0], model.config, path=path)
+        found = train_head(trainer, model, self.report)
+        if self.ranks.leads:
+            (self.out / "path.json").write_text(json.dumps(found) + "\n")
+            publish.save_head(path.head, self.out)
         del trainer, model
         self._free()
 
-    def _trainer(self, answers: Answers, config: DrafterConfig) -> Trainer:
+    def _path(self) -> PathLearner:
+        """The initial drafter's head, else a new one."""
+        o, embedding = self.options, self.target.embedding
+        if self.initial_head:
+            return PathLearner(self.initial_head.tensors, embedding, rate=o.initial_rate, ranks=self.ranks)
+        return PathLearner(
+            new_head(o.path_kind or PATH_KINDS[0], embedding, o.path_rank, o.seed), embedding, ranks=self.ranks
+        )
+
+    def _trainer(
+        self,
+        answers: Answers,
+        config: DrafterConfig,
+        initial: DFlashModel | None = None,
+        path: PathLearner | None = None,
+    ) -> Trainer:
         o = self.options
         rows = [pack_rows(answers, side, o.context, o.seed, self.device) for side in split(answers, o.validation_every)]
-        return Trainer(o, config, self.target, rows[0], rows[1], folder=self.out)
+        return Trainer(
+            o, config, self.target, rows[0], rows[1], folder=self.out, initial=initial, path=path, ranks=self.ranks
+        )
+
+    def _check_initial(self, initial: DrafterInfo) -> PathHead | None:
+        """Its path head. Raises ValueError where the target or this training does not suit it."""
+        o, c = self.options, self.target_config
+        name = target_name(o.target_dir)
+        initial.check_target(int(c["hidden_size"]), self.vocab, int(c["num_hidden_layers"]), name)
+        ends = initial.embedding_scale, initial.logit_scale, initial.logit_softcap
+        if ends != (1.0, 1.0, None) or not all(span.everything for span in initial.spans):
+            raise ValueError(
+                f"initial drafter {o.initial} has scaled embeddings or logits, or layers that do not see everything: "
+                "such drafters are served, but not trained"
+            )
+        head = PathHead.load(initial, dtype=torch.float32, device="cpu")
+        for name, given, its in (
+            ("path_rank", o.path_rank or None, head and head.rank),
+            ("path_kind", o.path_kind, head and head.kind),
+        ):
+            if head and given not in (None, its):
+                raise ValueError(f"{name} is {given}, but that of the initial drafter's head is {its}: leave it out")
+        return head
 
     def publish(self) -> None:
+        if not self.ranks.leads:
+            return
         path = self.out / "evaluation.json"
         evaluation = json.loads(path.read_text()) if path.exists() else self._evaluate(self.store.load()[0])
         path.write_text(json.dumps(evaluation, indent=1) + "\n")
@@ -162,7 +225,7 @@ class _Run:
     def _decoder(self, slots: int | None = None) -> Decoder:
         o = self.options
         self.report("answers", 0.0, "loading the target")
-        return Decoder(self.target, self.stop, slots or o.slots, o.context, o.seed)
+        return Decoder(self.target, self.stop, slots or o.slots, o.context, o.seed + self.ranks.rank)
 
     def _config(self) -> DrafterConfig:
         o, c = self.options, self.target.config

@@ -11,6 +11,7 @@ import torch
 
 from ddtree.drafter.checkpoint import save_int8, save_published
 from ddtree.drafter.dflash import DFlashModel
+from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training.card import Facts, card
 from ddtree.drafter.training.options import TrainOptions
 
@@ -18,15 +19,23 @@ PUBLISHED, INT8 = "checkpoint", "checkpoint-int8"
 WEIGHTS = "model.safetensors"
 
 
-def save_checkpoints(model: DFlashModel, out_dir: Path) -> None:
-    """`checkpoint/` in bf16, the published form, and `checkpoint-int8/`, half its size."""
+def save_checkpoints(model: DFlashModel, out_dir: Path, head: PathHead | None = None) -> None:
+    """`checkpoint/` in bf16, the published form, and `checkpoint-int8/`, half its size; the head, if there is one, in both."""
+    if head:
+        save_head(head, out_dir)
     save_published(model, out_dir / PUBLISHED)
     save_int8(model, out_dir / INT8)
 
 
-def facts(device: torch.device, data: str) -> Facts:
-    """Of a training that ends now on `device`."""
-    name = f"1 × {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f"CPU ({platform.machine()})"
+def save_head(head: PathHead, out_dir: Path) -> None:
+    """Into both forms."""
+    for form in (PUBLISHED, INT8):
+        head.save(out_dir / form)
+
+
+def facts(device: torch.device, count: int, data: str) -> Facts:
+    """Of a training that ends now on `count` devices such as `device`."""
+    name = f"{count} × {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f"CPU ({platform.machine()})"
     return Facts(name, torch.__version__, datetime.datetime.now(datetime.UTC).date().isoformat(), data)
 
 

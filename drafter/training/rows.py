@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ddtree.drafter.training.answers import Answers
+from ddtree.drafter.training.ranks import ALONE, Ranks
 
 OPEN_ROWS = 64  # rows that may still take a document while packing
 
@@ -102,10 +103,13 @@ def batch_index(rows: int, batch: int, step: int, seed: int) -> Tensor:
     return torch.randperm(rows, generator=generator)[at : at + batch]
 
 
-def sample_blocks(rows: Rows, anchors: int, block: int, generator: torch.Generator | None = None) -> Blocks:
-    """Up to `anchors` random anchors in each row, ascending."""
+def sample_blocks(
+    rows: Rows, anchors: int, block: int, generator: torch.Generator | None = None, ranks: Ranks = ALONE
+) -> Blocks:
+    """Up to `anchors` random anchors in each row, ascending. `ranks`: share a batch, for all of which each of them draws."""
     device, width = rows.token.device, rows.token.shape[1]
-    score = torch.rand(rows.anchor.shape, device=device, generator=generator).masked_fill(~rows.anchor, -1.0)
+    score = torch.rand(len(rows) * ranks.count, width, device=device, generator=generator)[ranks.part]
+    score = score.masked_fill(~rows.anchor, -1.0)
     top, index = score.topk(anchors, dim=1)
     anchor, order = torch.where(top >= 0, index, 0).sort(1)
     used = torch.gather(top >= 0, 1, order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +20,7 @@ from ddtree.deployments.config import HardwareConfig, load
 from ddtree.deployments.gpus import GPUS
 from ddtree.deployments.roofline import Roofline
 from ddtree.deployments.target_shape import TargetShape
+from ddtree.drafter.config import path_head_size
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -166,6 +168,34 @@ def test_smollm_by_hand() -> None:
     assert memory.parameters == 134_515_008
     assert memory.kv_bytes_per_token == 30 * 2 * 3 * 64 * 2
     assert memory.drafter is not None and memory.drafter.ends == 49152 * 576 * 2
+
+
+def test_a_path_head_by_hand(tmp_path: Path) -> None:
+    """bfloat16: 2 × 49152 × 64 + 64 × 576. For each of 32 candidates of a slot 2 × 64 factors and 2 × 32 log-probs, float32."""
+    import torch
+
+    from ddtree.deployments.shapes import shipped_checkpoints
+    from ddtree.drafter.path_head import PathHead
+
+    source = REPOSITORY / "configs/smollm2-cpu.yaml"
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(shipped_checkpoints() / "smollm2-135m", checkpoint)
+    shapes = {"markov_w1.weight": (49152, 64), "markov_w2.weight": (49152, 64), "gate.weight": (64, 576)}
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    PathHead(tensors, vocab_size=49152, hidden_size=576).save(checkpoint)
+    assert path_head_size(checkpoint) == (64, 6_328_320)
+    with_head = make_plan(edited(tmp_path, source, drafter__checkpoint=str(checkpoint))).memory
+    plain = make_plan(source).memory
+    unused = make_plan(edited(tmp_path, source, drafter__checkpoint=str(checkpoint), drafter__path_head=False)).memory
+    assert with_head.drafter is not None and plain.drafter is not None and unused.drafter == plain.drafter
+    config = load(source)
+    each = 15 * 32 * (2 * 64 + 2 * 32) * 4
+    assert (config.tree.top_k, with_head.drafter.path_head) == (32, 12_656_640)
+    more = with_head.drafter.activations - plain.drafter.activations
+    assert more == config.scheduler.max_sequences * each
+    assert with_head.smallest_budget - plain.smallest_budget == 12_656_640 + more
+    code, text = ddtree(str(edited(tmp_path, source, drafter__checkpoint=str(checkpoint))))
+    assert code == 0 and "drafter path head" in text
 
 
 def test_deepseek_v3_has_its_published_size() -> None:

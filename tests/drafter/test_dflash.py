@@ -149,3 +149,14 @@ def test_rotary_tells_far_positions_apart_in_bf16() -> None:
     cos, _ = rotary_table(torch.tensor([100_000, 100_001]), Rope(1e4), 8, torch.bfloat16)
     exact, _ = rotary_table(torch.tensor([100_000, 100_001]), Rope(1e4), 8, torch.float32)
     assert (cos[0] != cos[1]).any() and (cos.float() - exact).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("variant", ["full", "sliding", "yarn"])
+def test_only_distances_matter(variant: str, config: DrafterConfig, random_model: Callable[..., DFlashModel]) -> None:
+    """So training at shifted positions would teach nothing, and a long context differs by its length alone."""
+    config = dataclasses.replace(config, **VARIANTS[variant])
+    model = random_model(config)
+    block, context = torch.randn(2, 4, config.hidden_size), torch.randn(2, 9, config.hidden_size)
+    at = torch.arange(13).expand(2, -1)
+    near, far = (model(block, p[:, 9:], context, p[:, :9]) for p in (at, at + torch.tensor([[7000], [123]])))
+    torch.testing.assert_close(far, near, atol=2e-3, rtol=2e-3)

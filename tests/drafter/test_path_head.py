@@ -13,22 +13,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddtree.drafter.checkpoint import load_published
-from ddtree.drafter.config import DrafterConfig, DrafterInfo
+from ddtree.drafter.config import PATH_KINDS, DrafterConfig, DrafterInfo
 from ddtree.drafter.drafter import Drafter, DraftItem, FeatureSlice
 from ddtree.drafter.items import Candidates
 from ddtree.drafter.path_head import PathHead
 
-KINDS = ("vanilla", "gate", "gated")
 VOCAB, WIDTH, RANK = 97, 32, 6
 
 
 def random_tensors(kind: str, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"markov_w1.weight": (VOCAB, RANK), "markov_w2.weight": (VOCAB, RANK)}
-    if kind == "gate":
+    if kind == "bilinear":
         shapes["gate.weight"] = RANK, WIDTH
     if kind == "gated":
         shapes |= {"gate_proj.weight": (RANK, WIDTH + RANK), "gate_proj.bias": (RANK,)}
+    if kind == "mlp":
+        shapes |= {"mlp.up.weight": (9, WIDTH + RANK), "mlp.up.bias": (9,), "mlp.down.weight": (RANK, 9)}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
@@ -37,16 +38,19 @@ def head_of(tensors: dict[str, Tensor]) -> PathHead:
 
 
 def correction(tensors: dict[str, Tensor], hidden: Tensor, before: int) -> Tensor:
-    """[V] what is added to the logits of a slot: `MarkovHead.block_bias` of speculators 0.9.0, and the bilinear form."""
+    """[V] what is added to the logits of a slot: `MarkovHead.block_bias` of speculators 0.9.0, and the forms that are our own."""
     own = tensors["markov_w1.weight"][before]
     if "gate.weight" in tensors:
         own = own * (tensors["gate.weight"] @ hidden)
     if "gate_proj.weight" in tensors:
         own = own * torch.sigmoid(tensors["gate_proj.weight"] @ torch.cat([hidden, own]) + tensors["gate_proj.bias"])
+    if "mlp.up.weight" in tensors:
+        inner = tensors["mlp.up.weight"] @ torch.cat([hidden, own]) + tensors["mlp.up.bias"]
+        own = tensors["mlp.down.weight"] @ (inner * torch.sigmoid(inner))
     return tensors["markov_w2.weight"] @ own
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PATH_KINDS)
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 4), st.sampled_from([1, 7, VOCAB]))
 def test_every_candidate_is_scored_after_every_parent(kind: str, seed: int, batch: int, levels: int, k: int) -> None:
@@ -75,7 +79,7 @@ def test_missing_candidates_stay_missing() -> None:
     torch.manual_seed(0)
     logprobs, ids = torch.randn(1, 3, VOCAB).log_softmax(-1).topk(5)
     logprobs[0, :, 3:], ids[0, :, 3:] = -torch.inf, -1
-    got = head_of(random_tensors("gate")).given_the_path(
+    got = head_of(random_tensors("bilinear")).given_the_path(
         Candidates(logprobs, ids.int()), torch.randn(1, 3, WIDTH), torch.tensor([5])
     )
     assert got.conditional is not None
@@ -86,7 +90,7 @@ def test_missing_candidates_stay_missing() -> None:
 @pytest.fixture(scope="module")
 def checkpoint(config: DrafterConfig, drafter_dir: Callable[..., Path]) -> Path:
     directory = drafter_dir(config)
-    head_of(random_tensors("gate")).save(directory, dtype=torch.float32)
+    head_of(random_tensors("bilinear")).save(directory, dtype=torch.float32)
     return directory
 
 
@@ -150,7 +154,7 @@ def test_a_graph_equals_eager_bit_for_bit(
     assert torch.equal(a.logprobs, b.logprobs) and torch.equal(a.conditional, b.conditional)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PATH_KINDS)
 def test_a_head_is_read_as_it_was_written(checkpoint: Path, kind: str, tmp_path: Path) -> None:
     """And with the names that speculators gives them; the model beside it is read as if there were none."""
     assert isinstance(load_published(checkpoint).config, DrafterConfig)
@@ -160,7 +164,7 @@ def test_a_head_is_read_as_it_was_written(checkpoint: Path, kind: str, tmp_path:
         (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
         info = DrafterInfo.read(tmp_path)
         read = PathHead.load(info, dtype=torch.float32, device="cpu")
-        assert read is not None and read.tensors.keys() == tensors.keys()
+        assert read is not None and read.tensors.keys() == tensors.keys() and read.kind == kind
         assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
 
 

@@ -166,7 +166,15 @@ def test_the_view_shows_each_set_if_asked(tmp_path: Path) -> None:
     found = {"prompts": 1, "left_out": 1, "columns": {"chain": column(some_tally()), "8": column(some_tally())}}
     nothing = column(Tally.empty(3, Cells((0.5,), 2)))
     none = {"prompts": 0, "left_out": 2, "columns": {"chain": nothing, "8": nothing}}
-    settings = {"budgets": [8], "detail": 8, "temperature": 1.0, "noise_share": 0.65, "tokens": 9, "top_k": 32}
+    settings = {
+        "budgets": [8],
+        "detail": 8,
+        "temperature": 1.0,
+        "noise_share": 0.65,
+        "tokens": 9,
+        "top_k": 32,
+        "preceding": 4,
+    }
     result = {
         "target": "t", "drafter": "d", "settings": settings | {"device": "cpu", "dtype": "float32"},
         "sets": {"one": found, "two": found, "none": none}, "all": found, "seconds": {"answers": 1.0, "rounds": 2.0},
@@ -176,7 +184,7 @@ def test_the_view_shows_each_set_if_asked(tmp_path: Path) -> None:
         out = io.StringIO()
         show(result, Console(file=out, width=120), per_set)
         shown.append(out.getvalue())
-    assert "temperature 1, candidates ranked with 0.65 of the noise" in shown[0]
+    assert "temperature 1, candidates ranked with 0.65 of the noise, after 4 tokens of other prompts" in shown[0]
     assert ["one: calibration" in text for text in shown] == [False, True]
     save_plot(result, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000

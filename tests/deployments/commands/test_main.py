@@ -48,6 +48,10 @@ def test_training_options_are_the_training_s_own() -> None:
         (("chat", "--url", NOWHERE), "ddtree serve"),
         (("serve", "/nowhere.yaml"), "/nowhere.yaml"),
         (("train-drafter", "--target", "/nowhere", "--out-dir", "x"), "/nowhere"),
+        (
+            ("train-drafter", "--initial", "nobody's", "--out-dir", "x"),
+            "--initial 'nobody's' is neither a shipped checkpoint",
+        ),
     ],
 )
 def test_a_fault_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:

@@ -12,6 +12,7 @@ from ddtree.drafter.checkpoint import save_published
 from ddtree.drafter.config import DrafterConfig, Rope
 from ddtree.drafter.dflash import DFlashModel
 from ddtree.drafter.training import evaluation
+from ddtree.drafter.training.chat import ChatFormat, encode, load_tokenizer
 from ddtree.drafter.training.evaluation import EvaluationOptions, evaluate
 from ddtree.drafter.training.trainer import initialise
 
@@ -42,6 +43,23 @@ def test_sets_are_counted_and_long_prompts_left_out(options: EvaluationOptions) 
         done = [fraction for named, fraction in said if named == stage]
         assert done == sorted(done) and done[-1] == 1.0
     assert len([1 for named, _ in said if named == "answers"]) > 3, "it is told before the answers are finished"
+
+
+def test_other_prompts_come_before_each(options: EvaluationOptions) -> None:
+    """In the user's text; what does not fit with them is left out."""
+    tokenizer = load_tokenizer(options.target_dir)
+    chat = ChatFormat.of(tokenizer)
+    late = replace(options, preceding=40)
+    jobs, names = evaluation._jobs(late, {"tea": SETS["tea"][:2], "nuts": SETS["nuts"]}, tokenizer)
+    assert names == ["tea", "tea", "nuts"]
+    opening, assistant = (tokenizer.decode(ids) for ids in encode(tokenizer, [chat.opening, chat.assistant]))
+    for job, own, other in zip(jobs, ["tea.", "coffee?", "nuts?"], ["coffee?", "of tea.", "nuts?"], strict=True):
+        text = tokenizer.decode(job.prompt)
+        assert text.startswith(opening) and text.endswith(own + assistant) and text.count(other) >= 2
+        plain = encode(tokenizer, [chat.prompt(next(t for s in SETS.values() for t in s if t.endswith(own)))])[0]
+        assert len(job.prompt) == len(plain) + 40
+    found = evaluate(late, {"tea": SETS["tea"]})
+    assert (found.overall.prompts, found.overall.left_out) == (2, 1)
 
 
 def test_seeds_decide_the_draws(options: EvaluationOptions) -> None:

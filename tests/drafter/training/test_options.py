@@ -35,6 +35,8 @@ def test_every_option_is_a_flag_and_defaults_agree(target_dir: Path, tmp_path: P
     [
         ({"stop_after": "bake"}, "known: prompts, answers, train, path, publish"),
         ({"block": 12}, "divisor"),
+        ({"path_kind": "deep"}, "known: bilinear, vanilla, gated, mlp"),
+        ({"path_joint": -1.0}, "a weight"),
         ({"anchors": 7}, "multiples of 128"),
         ({"max_new": 250}, "no room"),
         ({"prompts": ("nowhere.jsonl",)}, "not found: nowhere.jsonl"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from ddtree.drafter.checkpoint import load_published
 from ddtree.drafter.config import DrafterInfo
 from ddtree.drafter.path_head import PathHead
 from ddtree.drafter.training import TrainOptions, train_drafter
-from ddtree.drafter.training.answers import AnswerStore
+from ddtree.drafter.training.answers import Answers, AnswerStore, _Jobs
 from ddtree.drafter.training.decoder import Decoder, Job
 from ddtree.drafter.training.masks import DocumentMask
+from ddtree.drafter.training.prompts import PromptSet
 from ddtree.drafter.training.rows import pack_rows, split
 from ddtree.drafter.training.target import Target, causal
 from ddtree.drafter.training.trainer import Trainer
@@ -117,6 +119,23 @@ def test_a_finished_drafter_gets_a_path_head(options: TrainOptions) -> None:
     assert "chosen by the path head" in (checkpoint / "README.md").read_text()
 
 
+def test_drafter_and_path_head_learn_at_once(options: TrainOptions) -> None:
+    """Interrupted in between, and in one stage."""
+    options = dataclasses.replace(options, path_rank=8, path_joint=0.5, path_kind="mlp", stop_after="path")
+    with pytest.raises(Interrupt):
+        train_drafter(options, Recorder("sampled"))
+    last = Recorder()
+    out = train_drafter(options, last)
+    assert "path" not in last.stages() and any(message.endswith("resumed") for _, _, message in last.lines)
+    first, *_, end = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+    assert end["loss"] < first["loss"] and end["path"]["loss"] < min(first["path"]["loss"], end["loss"])
+    for form in ("checkpoint", "checkpoint-int8"):
+        head = PathHead.load(DrafterInfo.read(out / form), dtype=torch.float32, device="cpu")
+        assert head is not None and head.kind == "mlp" and head.tensors["markov_w2.weight"].abs().max() > 0
+    with pytest.raises(ValueError, match="path_kind 'mlp'"):
+        train_drafter(dataclasses.replace(options, path_kind="gated"))
+
+
 def test_an_out_dir_of_another_run_is_refused(options: TrainOptions) -> None:
     first = dataclasses.replace(options, stop_after="prompts")
     assert train_drafter(first) == options.out_dir
@@ -144,6 +163,28 @@ def test_interrupted_generation_keeps_what_it_has(options: TrainOptions) -> None
     first_round = [key for key in after.key if key >= 0]
     assert len(first_round) == len(set(first_round)), "no prompt of the first round is answered twice"
     assert all(after.tokens[i].tolist() == before.tokens[i].tolist() for i in range(len(before)))
+
+
+def test_later_prompts_come_after_earlier_conversations(options: TrainOptions) -> None:
+    """Of any length, each as it would be without, and never a validation answer before a training prompt."""
+    options = dataclasses.replace(options, long_share=0.7, stop_after="prompts")
+    train_drafter(options)
+    prompts = PromptSet.load(options.out_dir / "prompts.npz")
+    jobs = _Jobs(options, prompts, [], Answers())
+    opening, asked = prompts.opening.tolist(), [p.tolist() for p in prompts.prompts]
+    lengths, late = [], 0
+    for job in itertools.islice(jobs, 4 * len(asked)):
+        source, ids = jobs.sources[job.key], job.prompt.tolist()
+        text = "".join(f"<{i}>" for i in ids)
+        assert len(ids) <= options.longest_prompt and text.count("".join(f"<{i}>" for i in opening)) == 1
+        if source.kind != "built" and source.key < 0:
+            own = next(p for p in asked if ids[-len(p) + len(opening) :] == p[len(opening) :])
+            late += len(ids) > len(own)
+            lengths.append(len(ids))
+        mark = 500 + (source.group % options.validation_every == 0)  # stands for an answer: says of which side it is
+        assert 1001 - mark not in ids
+        jobs.answered(np.asarray([*ids, mark, 2]), len(ids), source)
+    assert 0.3 < late / len(lengths) < 0.9 and max(lengths) > 0.8 * options.longest_prompt
 
 
 def test_decoder_equals_the_model(target_dir: Path) -> None:
