@@ -141,11 +141,14 @@ class Loaded:
         return [replace(sequence, index=index) for index, sequence in enumerate(found)]
 
     def _prepared(self, prompt: Any, body: dict[str, Any]) -> list[TextRequest]:
-        if _all_are(prompt, dict):
-            return self._preparation.chat(parse(ChatRequest, {**body, "messages": [*prompt]}))
-        if self.tokenizer is None and isinstance(prompt, str):
+        chat = _all_are(prompt, dict)
+        if self.tokenizer is None and (chat or isinstance(prompt, str)):
             raise ValueError("this target has no tokenizer: give one to ddtree.load, or token ids as prompts")
-        return self._preparation.completion(parse(CompletionRequest, {**body, "prompt": prompt}))
+        if not chat:
+            return self._preparation.completion(parse(CompletionRequest, {**body, "prompt": prompt}))
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError("this target's tokenizer has no chat template: give texts or token ids as prompts")
+        return self._preparation.chat(parse(ChatRequest, {**body, "messages": prompt}))
 
     def _events(self, requests: list[TextRequest]) -> Iterator[TextEvent]:
         running: dict[str, tuple[Sequence, TextEvents]] = {}
@@ -280,8 +283,9 @@ def generate(
         prompts: a text, a list of token ids, a chat (a list of {"role": ..., "content": ...}), or a list of any of these.
         max_tokens: of each answer, at most. An end-of-sequence token ends it before.
         budget: draft nodes a round; 0 decodes plainly, "auto" takes as many as pay; None: "auto" with a drafter.
-        sampling: as in the HTTP API (docs/api.md), by the same names and with the same checks: temperature (by default 0, which is
-            greedy), top_p, top_k, min_p, seed, penalties, logit_bias, min_tokens, stop, n, response_format, …. No seed: a random one.
+        sampling: as in the HTTP API (docs/api.md), by the same names and with the same checks: temperature (by default
+            0, greedy), top_p, top_k, min_p, seed (a random one by default), penalties, logit_bias, min_tokens, stop, n,
+            response_format, ….
 
     Returns:
         Answers with texts, token ids and figures. The tokens are the target's own: those that plain decoding and the service give
