@@ -37,7 +37,6 @@ SAMPLING = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
     *CONSTRAINTS,
 )
-
 TEXTUAL = ("stop", *CONSTRAINTS)  # of these, what needs a tokenizer
 Prompts = Any  # text, token ids, a chat, or a list of any of these
 
@@ -107,7 +106,6 @@ class Loaded:
         """The answers to all prompts; see `ddtree.generate`."""
         requests = self._requests(prompts, max_tokens, budget, sampling, stream=False)
         answers = [Answer() for _ in requests]
-        self._engine.time_steps(request.request for request in requests)  # once, and not what is to be timed
         began = time.perf_counter()
         for event in self._events(requests):
             answer = answers[event.index]
@@ -119,8 +117,8 @@ class Loaded:
     def stream(
         self, prompts: Prompts, *, max_tokens: int = 128, budget: Budget | None = None, **sampling: Any
     ) -> Iterator[TextEvent]:
-        """What each round brings, `event.index` says of which prompt, `event.text` and `event.token_ids` what, and the
-        last of a prompt has a `finish_reason`. Who stops reading ends the rest. Takes what `generate` takes."""
+        """What each round brings: `event.text` and `event.token_ids` of prompt `event.index`. The last event of a prompt has a
+        `finish_reason`. Who stops reading ends the rest. Takes what `generate` takes."""
         return self._events(self._requests(prompts, max_tokens, budget, sampling, stream=True))
 
     def _requests(
@@ -138,6 +136,7 @@ class Loaded:
                 found += self._prepared(prompt, body)
         except ApiError as error:
             raise ValueError(error.message) from None
+        self._engine.time_steps(sequence.request for sequence in found)  # once, and no part of what is timed
         return [replace(sequence, index=index) for index, sequence in enumerate(found)]
 
     def _prepared(self, prompt: Any, body: dict[str, Any]) -> list[TextRequest]:
@@ -155,8 +154,8 @@ class Loaded:
         try:
             for request in requests:
                 name = request.request.request_id
-                self._deltas[name] = deque()
                 running[name] = self._engine.add(request.request), TextEvents(request, self._decoder)
+                self._deltas[name] = deque()
             while running:
                 self._engine.run()
                 for name, (sequence, events) in list(running.items()):
