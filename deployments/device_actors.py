@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from ddtree.deployments.desk import Desk
     from ddtree.deployments.mailbox import Arena
     from ddtree.deployments.models import Models
-    from ddtree.drafter.drafter import Drafter
     from ddtree.drafter.items import Candidates, DraftItem
-    from ddtree.drafter.synthetic import SyntheticDrafter
     from ddtree.verifier.batch import VerifyBatch, VerifyResult
-    from ddtree.verifier.target import Target
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,11 +66,12 @@ class DrafterActor(MailActor):
     def __init__(self, config: AppConfig, models: Models) -> None:
         from ddtree.deployments import bounds, node_transport
         from ddtree.deployments.desk import Desk
+        from ddtree.deployments.loading import load_drafter
         from ddtree.deployments.mailbox import Outbox
 
         node_transport.register()
         self._thread = DeviceThread()
-        self._drafter = self._thread.run(_load_drafter, config, models)
+        self._drafter = self._thread.run(load_drafter, config, models)
         if config.transport != "objects":
             outbox = Outbox(config.drafter.device, bounds.of_drafter(config, models))
             self._desk = Desk(self._thread, outbox, {"draft": self._draft})
@@ -134,11 +132,13 @@ class VerifierRank(MailActor):
         """Load this rank's part of the target. Returns when all ranks have theirs."""
         from ddtree.deployments import bounds
         from ddtree.deployments.desk import Desk
+        from ddtree.deployments.loading import load_target
         from ddtree.deployments.mailbox import Bound, Outbox
+        from ddtree.verifier.backends import Ranks
         from ddtree.verifier.dtype import resolve_dtype
 
         config, models = self._config, self._models
-        self._target = self._thread.run(_load_target, config, models, rank, world_size, meeting_place)
+        self._target = self._thread.run(load_target, config, models, Ranks(rank, world_size, meeting_place))
         if config.transport != "objects":
             device = config.verifier.device
             bound = bounds.of_verifier(config, models, resolve_dtype(config.target.dtype, device).itemsize)
@@ -207,55 +207,6 @@ def _lives(router: Any) -> bool:
     except RayError:
         return True
     return True
-
-
-def _load_drafter(config: AppConfig, models: Models) -> Drafter | SyntheticDrafter:
-    import torch
-
-    from ddtree.deployments.device_sizes import context_tokens
-    from ddtree.drafter.drafter import Drafter
-    from ddtree.verifier.dtype import choose_dtype
-
-    device, dtype = config.drafter.device, config.drafter.dtype
-    memory = torch.cuda.get_device_properties(device).total_memory if device == "cuda" else 0
-    assert models.drafter_dir is not None, "a drafter actor is only made where there is a checkpoint"
-    synthetic = config.drafter.synthetic
-    drafter = Drafter(
-        models.drafter_dir,
-        models.target.model_dir,
-        device=device,
-        dtype=choose_dtype(device) if dtype == "auto" else getattr(torch, dtype),
-        top_k=config.tree.top_k,
-        threads=config.drafter.threads,
-        context_tokens=context_tokens(config, models, memory),
-        max_sequences=config.scheduler.max_sequences,
-        path_head=config.drafter.path_head and synthetic is None,  # what overwrites candidates knows no paths
-    )
-    if synthetic is None:
-        return drafter
-    from ddtree.drafter.recordings import acceptance_by_depth, read_recordings
-    from ddtree.drafter.synthetic import SyntheticDrafter
-
-    acceptance = acceptance_by_depth(drafter.info.horizon, synthetic.acceptance, synthetic.acceptance_length)
-    return SyntheticDrafter(drafter, read_recordings(synthetic.record), acceptance)
-
-
-def _load_target(config: AppConfig, models: Models, rank: int, world_size: int, meeting_place: str) -> Target:
-    from ddtree.deployments.device_sizes import pool_pages, step_sizes
-    from ddtree.verifier.backends import Ranks, load_target
-
-    return load_target(
-        config.verifier.backend,
-        str(models.target.model_dir),
-        ranks=Ranks(rank, world_size, meeting_place),
-        dtype=config.target.dtype,
-        device=config.verifier.device,
-        page_size=config.verifier.page_size,
-        pages=pool_pages(config, models),
-        feature_layers=models.feature_layers,
-        threads=config.verifier.threads,
-        graphs=step_sizes(config, models),
-    )
 
 
 def _complete(to_host: bool, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -49,44 +49,18 @@ class RouterActor:
         """`verifier` is the Serve handle of the Verifier deployment."""
         import torch
 
-        from ddtree.deployments.budgets import Budgets
-        from ddtree.deployments.costs import Costs
+        from ddtree.deployments.assembly import assemble
         from ddtree.deployments.grammar import Grammars, tokenizer_of
         from ddtree.deployments.links import Links
-        from ddtree.deployments.round_loop import RoundLoop
-        from ddtree.deployments.scheduler import Limits, Scheduler
         from ddtree.deployments.sizing import step_rows
-        from ddtree.verifier.pages import PageAllocator
 
         sys.setswitchinterval(SWITCH_S)
         torch.set_num_threads(1)  # small tensors; the cores belong to the target
         self._config, self._verifier, self._horizon = config, verifier, models.horizon
         self._links = Links(config, models)
-        max_positions = min([models.max_context] + ([models.drafter.max_positions] if models.drafter else []))
-        limits = Limits(
-            max_sequences=config.scheduler.max_sequences,
-            max_waiting=config.scheduler.max_waiting,
-            prefill_rows=config.scheduler.prefill_rows,
-            max_positions=max_positions,
-            horizon=models.horizon,
-            rebuild_window=config.drafter.rebuild_window,
-            prefix_cache=config.verifier.prefix_cache,
-        )
         # The verifier says how many pages there are: until it is connected no round runs.
-        self._scheduler = Scheduler(PageAllocator(1, config.verifier.page_size), limits)
-        self._rows = step_rows(config)[0]
-        costs = Costs(self._rows, config.scheduler.max_sequences)
-        self._budgets: Budgets | None = None
-        if models.drafter:
-            self._budgets = Budgets(costs, config.tree.max_budget, models.horizon, config.verifier.device)
-        self._loop = RoundLoop(
-            self._scheduler,
-            self._emit,
-            config.verifier.device,
-            shared_noise=config.tree.shared_noise,
-            overlap=config.scheduler.overlap,
-            budgets=self._budgets,
-        )
+        self._loop, self._budgets = assemble(config, models, self._emit)
+        self._scheduler, self._rows = self._loop.scheduler, step_rows(config)[0]
         target = models.target
         self._grammars = Grammars(lambda: tokenizer_of(target.model_dir, target.vocab_size, target.eos_token_ids))
         self._lines: dict[str, Line] = {}  # by name

@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "drafter": {"drafter", "kernels"},
     "verifier": {"verifier", "kernels"},
     "deployments": {"deployments", "drafter", "verifier", "kernels"},
+    "library": {"deployments"},  # what `import ddtree` gives
 }
 DISTRIBUTED = {"ray", "fastapi", "starlette", "httpx", "uvicorn", "openai"}
 
@@ -46,4 +47,18 @@ def test_imports_run_downwards(package: str) -> None:
 @pytest.mark.parametrize("module", ["router_deployment", "drafter_deployment", "verifier_deployment", "app", "models"])
 def test_a_serve_replica_needs_no_torch(module: str) -> None:
     code = f"import sys, ddtree.deployments.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_the_library_needs_no_ray_and_its_import_nothing() -> None:
+    code = """
+import sys, ddtree
+assert not {"torch", "transformers", "ray", "pydantic"} & {*sys.modules}
+assert ddtree.generate is ddtree.deployments.library.generate and "ray" not in sys.modules
+assert {"generate", "load"} <= {*dir(ddtree)}
+try:
+    ddtree.nothing
+except AttributeError as error:
+    sys.exit("generate" not in str(error))
+"""
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -65,6 +65,44 @@ class TextEvent:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens
 
 
+class TextEvents:
+    """The deltas of one sequence to events, until one has a finish reason."""
+
+    def __init__(self, sequence: TextRequest, decoder: Decoder) -> None:
+        self._sequence = sequence
+        self._stats: RequestStats | None = None
+        edits = sequence.request.sampling.edits
+        self._stream = TextStream(
+            decoder,
+            sequence.stop,
+            edits.min_tokens if edits else 0,
+            include_stop=sequence.include_stop,
+            skip_special=sequence.skip_special,
+        )
+
+    def take(self, delta: Delta) -> TextEvent | None:
+        """What there is to say of it. A stop string may end the text before the engine ends the request."""
+        sequence, index = self._sequence, self._sequence.index
+        ids, spoken, of_prompt = delta.token_ids, delta.token_ids, delta.prompt_logprobs
+        self._stats = stats = delta.stats or self._stats
+        if sequence.prompt_only:
+            if delta.finish_reason is None:
+                return None
+            return TextEvent(index, "", (), "length", stats, prompt_logprobs=of_prompt)
+        stopped = delta.finish_reason == "stop" and ids and ids[-1] in sequence.request.stop_token_ids
+        if stopped and not sequence.include_stop:
+            spoken = ids[:-1]  # a token like any other in usage, but not text
+        out = self._stream.push(spoken)
+        if out.stopped:
+            n = out.n_tokens
+            return TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt)
+        if delta.finish_reason is None:
+            return TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt)
+        rest = self._stream.finish()
+        reason = "stop" if rest.stopped else delta.finish_reason
+        return TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt)
+
+
 async def generate_text(
     engine: EngineClient, sequence: TextRequest, decoder: Decoder
 ) -> AsyncGenerator[TextEvent, None]:
@@ -73,40 +111,13 @@ async def generate_text(
     Raises:
         RuntimeError: the engine's deltas end without a finish reason.
     """
-    index, request = sequence.index, sequence.request
-    edits = request.sampling.edits
-    stream = TextStream(
-        decoder,
-        sequence.stop,
-        edits.min_tokens if edits else 0,
-        include_stop=sequence.include_stop,
-        skip_special=sequence.skip_special,
-    )
-    stats: RequestStats | None = None
-    async with aclosing(cast(AsyncGenerator[Delta, None], engine.generate(request))) as deltas:
+    events = TextEvents(sequence, decoder)
+    async with aclosing(cast(AsyncGenerator[Delta, None], engine.generate(sequence.request))) as deltas:
         async for delta in deltas:
-            ids, spoken = delta.token_ids, delta.token_ids
-            stats, of_prompt = delta.stats or stats, delta.prompt_logprobs
-            if sequence.prompt_only:
-                if delta.finish_reason is not None:
-                    yield TextEvent(index, "", (), "length", stats, prompt_logprobs=of_prompt)
+            if event := events.take(delta):
+                yield event
+                if event.finish_reason:
                     return
-                continue
-            stopped = delta.finish_reason == "stop" and ids and ids[-1] in request.stop_token_ids
-            if stopped and not sequence.include_stop:
-                spoken = ids[:-1]  # a token like any other in usage, but not text
-            out = stream.push(spoken)
-            if out.stopped:
-                n = out.n_tokens
-                yield TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt)
-                return
-            if delta.finish_reason is None:
-                yield TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt)
-                continue
-            rest = stream.finish()
-            reason = "stop" if rest.stopped else delta.finish_reason
-            yield TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt)
-            return
     raise RuntimeError("The engine ended a request without a finish reason.")
 
 
