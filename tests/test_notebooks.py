@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
-LESS = 1.5  # times less processor time; measured 2.4 to 2.9, on a machine with nothing to spare
+LESS = 1.5  # times less processor time; measured 2.3 to 2.9, on a machine with nothing to spare
 
 
 def run(name: str) -> dict[str, Any]:
