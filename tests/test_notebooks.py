@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 DOCS = Path(__file__).parents[1] / "docs"
-MARGIN = 1.1  # measured 2 to 4
+LESS = 1.5  # times less processor time; measured 2.3 to 2.9, on a machine with nothing to spare
 
 
 def run(name: str) -> dict[str, Any]:
@@ -21,8 +19,7 @@ def run(name: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.timed
 def test_the_same_tokens_sooner(target_dir: Path) -> None:
     found = run("generate.ipynb")
     assert found["identical"] is True
-    assert found["ratio"] > MARGIN
+    assert found["ratio"]["processor time"] > LESS
