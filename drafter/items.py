@@ -11,7 +11,7 @@ from torch import Tensor
 from ddtree.drafter.config import DrafterConfig
 
 
-class FeatureSlice(NamedTuple):  # these two travel for every sequence of every round: tuples do in half the time
+class FeatureSlice(NamedTuple):  # a tuple, as the next: made, sent and read for every sequence of every round
     """Where the target features of some consecutive positions are. Written by the router."""
 
     source: int  # index into the features given to the same call
