@@ -8,6 +8,7 @@ as it is, with the drafter it has or without drafts.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 
 from ddtree.deployments.scheduler import Scheduler
 from ddtree.deployments.sequence import Sequence
@@ -33,12 +34,17 @@ class _Assignment:
 
     def __init__(self, scheduler: Scheduler, sequences: list[Sequence], drafters: Collection[str]) -> None:
         self._scheduler, self._sequences = scheduler, sequences
-        self._rows, self._untouched = scheduler.free_rows(), scheduler.limits.prefill_rows
+        self._untouched = scheduler.limits.prefill_rows
         self._changes: list[tuple[Sequence, str]] = []
         self._load = dict.fromkeys(drafters, 0)
         for sequence in sequences:
             if sequence.drafter in self._load:
                 self._load[sequence.drafter] += 1
+
+    @cached_property
+    def _rows(self) -> int:
+        """That are left. Most rounds change nothing and need not know."""
+        return self._scheduler.free_rows()
 
     def changes(self) -> list[tuple[Sequence, str]]:
         without = [s for s in self._sequences if s.drafter not in self._load]

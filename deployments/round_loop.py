@@ -143,7 +143,9 @@ class RoundLoop:
         self.totals = Totals()
         self.metrics = Metrics(scheduler.limits.prefix_cache)
         self._emit, self._device, self._shares_noise = emit, torch.device(device), shared_noise
-        self._outgoing: list[tuple[Sequence, Delta | Exception]] = []  # leaves while others compute
+        self._uncounted: list[tuple[Round, list[list[int]]]] = []  # rounds that ended, and what they accepted by tree
+        # who is to hear what it has got, and why it is the last time
+        self._outgoing: list[tuple[Sequence, str | Exception | None]] = []
         self._candidates: tuple[int, int] | None = None  # levels and K of the last, where no tree depends on paths
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
@@ -265,6 +267,7 @@ class RoundLoop:
             self.totals.forecast_tokens += sum(work.chosen.expected)
             self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
         self._settle(work, flight.layout, drawn, result.logprobs)
+        self._uncounted.append((work, drawn.paths))
         self.totals.rounds += 1
         self.metrics.round(work.seconds)
         return flight
@@ -314,8 +317,6 @@ class RoundLoop:
                 items.setdefault(sequence.drafter, []).append(self._item(sequence, bonus=True))
                 wanted.setdefault(sequence.drafter, []).append(i)
         self._start_drafts(items)
-        if items:
-            self._send()
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
         if self._budgets and _adapt(work.trees, expected):
@@ -323,6 +324,8 @@ class RoundLoop:
         if not (self._budgets and work.choice and self._budgets.after):
             work.layout = self._lay_out(work, expected, max(self._sizes(work, expected), default=0))
             self._announce(work, expected)
+        if items:
+            self._send()
         found: list[tuple[list[int], Candidates]] = []
         for drafter_id in items:
             answer = self._drafter_call(drafter_id, lambda drafter: drafter.result())
@@ -482,7 +485,6 @@ class RoundLoop:
                 path = drawn.paths[i]
                 sequence.accepted = Accepted(base, path)
                 tokens = [drawn.y[first + node] for node in path]
-                self._count(sequence, work, work.budgets[i], len(path))
             else:
                 path = list(range(entry.rows))
                 sequence.accepted = None
@@ -510,18 +512,19 @@ class RoundLoop:
             self._new_context[sequence.id] = FeatureSlice(0, new, base + len(rows) - len(new))
             sequence.context = base + len(rows)
 
-    def _count(self, sequence: Sequence, work: Round, budget: int, length: int) -> None:
-        stats = sequence.stats
-        stats.rounds += 1
-        stats.drafted_tokens += budget
-        stats.accepted_tokens += length - 1
-        stats.acceptance_histogram += [0] * (length - len(stats.acceptance_histogram))
-        stats.acceptance_histogram[length - 1] += 1
-        for stage, seconds in work.seconds.items():
-            stats.stage_seconds[stage] += seconds
-        self.totals.drafted_tokens += budget
-        self.totals.accepted_tokens += length - 1
-        self.metrics.tree(budget, length - 1)
+    def _count(self, work: Round, paths: list[list[int]]) -> None:
+        for entry, budget, path in zip(work.trees, work.budgets, paths, strict=True):
+            stats, length = entry.sequence.stats, len(path)
+            stats.rounds += 1
+            stats.drafted_tokens += budget
+            stats.accepted_tokens += length - 1
+            stats.acceptance_histogram += [0] * (length - len(stats.acceptance_histogram))
+            stats.acceptance_histogram[length - 1] += 1
+            for stage, seconds in work.seconds.items():
+                stats.stage_seconds[stage] += seconds
+            self.totals.drafted_tokens += budget
+            self.totals.accepted_tokens += length - 1
+            self.metrics.tree(budget, length - 1)
 
     def _deliver(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
         if -1 in tokens:
@@ -542,11 +545,7 @@ class RoundLoop:
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:
-            found = tuple(sequence.unsent_logprobs), tuple(sequence.unsent_prompt_logprobs)
-            delta = Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found)
-            self._outgoing.append((sequence, delta))
-            for sent in (sequence.unsent, sequence.unsent_logprobs, sequence.unsent_prompt_logprobs):
-                sent.clear()
+            self._outgoing.append((sequence, reason))
 
     def _fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
         for sequence in list(sequences):
@@ -554,9 +553,13 @@ class RoundLoop:
             self._outgoing.append((sequence, error))
 
     def _send(self) -> None:
-        """What sequences have got, to who waits for it: it takes the host's time, so it waits until a peer computes."""
+        """What sequences have got, to who waits for it, and into the figures. It takes the host's time, so it waits until a peer
+        computes."""
+        for work, paths in self._uncounted:
+            self._count(work, paths)
+        self._uncounted = []
         if self._outgoing:
-            self._emit(self._outgoing)
+            self._emit([(s, end if isinstance(end, Exception) else _delta(s, end)) for s, end in self._outgoing])
             self._outgoing = []
 
     def _end(self, sequence: Sequence, *, damaged: bool = False) -> None:
@@ -572,6 +575,15 @@ class RoundLoop:
 def _adapt(trees: list[Entry], budgets: list[int]) -> bool:
     """Whether any of the drafts is for a tree whose size is chosen when they are there."""
     return any(budget and entry.sequence.request.adapts for entry, budget in zip(trees, budgets, strict=True))
+
+
+def _delta(sequence: Sequence, reason: str | None) -> Delta:
+    """All that it has got and that nobody has heard of; `reason` where it is the last."""
+    found = tuple(sequence.unsent_logprobs), tuple(sequence.unsent_prompt_logprobs)
+    delta = Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found)
+    for sent in (sequence.unsent, sequence.unsent_logprobs, sequence.unsent_prompt_logprobs):
+        sent.clear()
+    return delta
 
 
 def _start(items: list[DraftItem], features: Any, drafter: DrafterPeer) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ddtree.drafter.config import DrafterConfig
 
 
-@dataclass(frozen=True)
-class FeatureSlice:
+class FeatureSlice(NamedTuple):  # a tuple, as the next: made, sent and read for every sequence of every round
     """Where the target features of some consecutive positions are. Written by the router."""
 
     source: int  # index into the features given to the same call
@@ -19,8 +19,7 @@ class FeatureSlice:
     position: int  # absolute position of the token that rows[0] was computed from
 
 
-@dataclass(frozen=True)
-class DraftItem:
+class DraftItem(NamedTuple):
     """One sequence in a call. Written by the router."""
 
     sequence: str

@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from transformers import AutoTokenizer
@@ -18,6 +19,7 @@ from ddtree.deployments.requests import Cancelled, GenerationRequest, SamplingPa
 from ..pod import WAIT_S, Pod
 
 SETTLE_ROUNDS = 8  # after the last prompt, before a window begins
+LOOK_S = 0.001  # how often it is looked whether a round has ended
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,24 @@ def measure(pod: Pod, prompts: Prompts, streams: int, budget: int, seconds: floa
     with _running(pod, [prompts.next(budget) for _ in range(streams)]):
         began = pod.status()["rounds"]
         pod.wait(lambda status: status["running"] == streams and status["rounds"] > began + SETTLE_ROUNDS, WAIT_S)
-        before, computed, begin = pod.status(), pod.compute_seconds(), time.perf_counter()
+        begin, before, computed = _round_end(pod, streams)
         time.sleep(seconds)
-        after, computed_after, took = pod.status(), pod.compute_seconds(), time.perf_counter() - begin
-    if after["running"] != streams:
-        raise RuntimeError(
-            f"{after['running']} of {streams} streams are left at the end of a window: ask for a shorter one"
-        )
+        end, after, computed_after = _round_end(pod, streams)
     rounds, tokens = (after[name] - before[name] for name in ("rounds", "generated_tokens"))
     draft, verify = (computed_after[name] - computed[name] for name in ("draft", "verify"))
-    return Window(streams, budget, took, rounds, tokens, draft, verify)
+    return Window(streams, budget, end - begin, rounds, tokens, draft, verify)
+
+
+def _round_end(pod: Pod, streams: int) -> tuple[float, dict[str, Any], dict[str, float]]:
+    """When the round that is under way ended, with the status and the compute seconds then. A window of whole rounds: where
+    one takes half a second, what was computed in parts of them would be all that is seen."""
+    under_way = (status := pod.status())["rounds"]
+    while status["rounds"] == under_way:
+        if status["running"] != streams:
+            raise RuntimeError(f"{status['running']} of {streams} streams are left: ask for a shorter window")
+        time.sleep(LOOK_S)
+        status = pod.status()
+    return time.perf_counter(), status, pod.compute_seconds()
 
 
 @contextmanager

@@ -24,4 +24,4 @@ def kv_compact(
     source, target = slots(path[sequence, step]), slots(step)
     for cache in caches:
         rows = cache.flatten(1, 2)  # a view: the entry point checked the strides
-        rows[:, target] = rows[:, source]
+        rows.index_copy_(1, target, rows.index_select(1, source))

@@ -170,7 +170,7 @@ def test_fewer_levels_are_the_first_of_all(drafter: Drafter) -> None:
     items = [feed("a", 9), feed("b", 5)]
     whole = drafter.draft(items, [feats(9)])
     for levels in ((1, 1), (3, 2), (2, None)):
-        asked = [dataclasses.replace(item, levels=n) for item, n in zip(items, levels, strict=True)]
+        asked = [item._replace(levels=n) for item, n in zip(items, levels, strict=True)]
         found = drafter.draft(asked, [feats(9)])
         there = found.ids.shape[1]
         assert there >= max(n or drafter.info.horizon for n in levels)
