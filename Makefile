@@ -29,7 +29,7 @@ test: $(VENV)/.test  ## install, lint, type-check, run all tests
 	exit $$((services | clusters | others))
 
 others: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not service and not cluster and not timed"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not service and not cluster and not timed"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -42,9 +44,17 @@ def built_library() -> Path:
     for path in sorted(p for folder in (build.SOURCES, EMULATOR) for p in folder.rglob("*") if p.is_file()):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     library = build.cache_dir() / f"emulated-{digest.hexdigest()[:16]}" / build.LIBRARY
-    if not library.is_file():
-        folder = library.parent / f"build-{os.getpid()}"
-        folder.mkdir(parents=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with (library.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of test processes that run at once, one compiles
+        if not library.is_file():
+            _compile(library)
+    return library
+
+
+def _compile(library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as name:
+        folder = Path(name)
         sources = [EMULATOR / "scheduler.cpp", *(p for p in build.SOURCES.glob("*.cu") if "hopper" not in p.name)]
 
         def compiled(source: Path) -> Path:
@@ -55,8 +65,6 @@ def built_library() -> Path:
             objects = list(pool.map(compiled, sources))
         subprocess.run(["g++", "-shared", *objects, "-o", folder / build.LIBRARY], check=True)
         os.replace(folder / build.LIBRARY, library)
-        shutil.rmtree(folder)
-    return library
 
 
 @cache
