@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import RayError
@@ -76,31 +77,38 @@ class Line:
             ended.set()
 
 
-@dataclass(eq=False)
 class Stream:
-    """What one request gets."""
+    """What one request gets, on the ingress's event loop."""
 
-    request_id: str
-    router: str | None = None  # the key of its router's address
-    items: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.router: str | None = None  # the key of its address
+        self._items: deque[Delta | Exception] = deque()
+        self._there = asyncio.Event()
+
+    def put(self, item: Delta | Exception) -> None:
+        self._items.append(item)
+        self._there.set()
 
     async def begun(self) -> None:
         """Returns with the first delta, which is empty. Raises what ended the request early, as the next."""
-        if isinstance(first := await self.items.get(), Exception):
-            raise first
+        await self._take()
 
     async def next(self) -> Delta:
         """All that is there, as one."""
-        delta = await self.items.get()
-        while not isinstance(delta, Exception) and not self.items.empty():
-            later = self.items.get_nowait()
-            if isinstance(later, Exception):
-                self.items.put_nowait(later)  # the last there is
-                break
+        delta = await self._take()
+        while self._items and not isinstance(later := self._items[0], Exception):
             delta = delta.then(later)
-        if isinstance(delta, Exception):
-            raise delta
+            self._items.popleft()
         return delta
+
+    async def _take(self) -> Delta:
+        while not self._items:
+            self._there.clear()
+            await self._there.wait()
+        if isinstance(item := self._items.popleft(), Exception):
+            raise item
+        return item
 
 
 class Lines:
@@ -132,11 +140,11 @@ class Lines:
                 async for reference in router.deltas.remote(self.name):  # ends when the router has had none for a while
                     for request_id, item in await reference:
                         if stream := self._streams.get(request_id):
-                            stream.items.put_nowait(item)
+                            stream.put(item)
         except Exception as error:
             streams = [one for one in self._streams.values() if one.router == address.key]
             for stream in streams:
-                stream.items.put_nowait(error)
+                stream.put(error)
         finally:
             del self._readers[address.key]
 

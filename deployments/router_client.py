@@ -102,7 +102,7 @@ class RouterEngine:
             async for _ in call:
                 pass
         except Exception as error:
-            stream.items.put_nowait(error)
+            stream.put(error)
 
     async def health(self) -> dict[str, Any]:
         """Figures of all pods; raises when there is none whose round loop moves and that has a verifier."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -25,7 +25,9 @@ from benchmarks.chaos.findings import leaks
 from benchmarks.chaos.monkey import Monkey
 from ddtree.deployments.api.errors import from_engine
 from ddtree.deployments.commands.prompts import read_prompts
+from ddtree.deployments.device_actors import pack
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.lines import Address, Item, Line
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_client import RouterEngine
 from ddtree.deployments.scheduler import QueueFull
@@ -177,24 +179,42 @@ def test_a_router_killed_in_a_prefill_and_a_client_that_leaves(server: str, rout
     router.wait(lambda status: not status["running"] and status["kv_pages"]["free"] == status["kv_pages"]["total"])
 
 
+@ray.remote(num_cpus=0)
+class UnwillingActor:
+    """A router's actor, and what it has for each request."""
+
+    HAS: ClassVar = {"full": [QueueFull("no room")], "damaged": [Delta(()), Delta((1,)), RuntimeError("not finite")]}
+
+    def __init__(self) -> None:
+        self._line = Line()
+
+    async def serve(self, request: GenerationRequest) -> None:
+        with self._line.request(request.request_id) as ended:
+            for item in self.HAS.get(request.request_id, []):
+                self._line.put(request.request_id, item)
+            await ended.wait()
+
+    async def deltas(self, line: str) -> AsyncIterator[list[Item]]:
+        while items := await self._line.take(TIMEOUT_S):
+            yield items
+
+
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 class Unwilling:
     """A router that refuses a request, fails it, or never takes it."""
 
     def __init__(self) -> None:
         self._asked: list[str] = []
+        self._actor = UnwillingActor.remote()  # type: ignore[attr-defined]
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest, line: str) -> AsyncIterator[Address]:
         self._asked.append(request.request_id)
-        if request.request_id in ("full", "early"):
-            refusal = QueueFull("no room") if request.request_id == "full" else NotReady("no verifier")
-            raise RayTaskError("generate", "in the actor", refusal).as_instanceof_cause()  # as its replica sees it
-        if request.request_id == "damaged":
-            yield Delta(())
-            yield Delta((1,))
-            raise RuntimeError("not finite")
-        await asyncio.sleep(TIMEOUT_S)
-        yield Delta(())
+        if request.request_id == "early":
+            raise RayTaskError("serve", "in the actor", NotReady("no verifier")).as_instanceof_cause()
+        if request.request_id == "deaf":
+            await asyncio.sleep(TIMEOUT_S)
+        yield Address("unwilling", pack([self._actor]))
+        await self._actor.serve.remote(request)
 
     async def status(self) -> list[str]:
         return self._asked
@@ -209,14 +229,14 @@ def test_what_is_the_requests_own_fault_is_not_tried_again(server: str, router: 
         return [delta async for delta in engine.generate(GenerationRequest(name, (1,), 3))]
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*map(ask, ("full", "early", "damaged", "deaf")), return_exceptions=True)
+        return await asyncio.gather(*map(ask, ("full", "early", "damaged", "deaf", "mute")), return_exceptions=True)
 
     try:
-        full, early, damaged, deaf = asyncio.run(all_of_them())
+        full, early, damaged, *silent = asyncio.run(all_of_them())
         assert isinstance(full, QueueFull) and from_engine(full).status == 429
         assert isinstance(early, NotReady) and from_engine(early).response().headers["retry-after"] == "5"
         assert isinstance(damaged, RuntimeError) and str(damaged) == "not finite"
-        assert isinstance(deaf, NotReady) and "no router took the request for 1 s" in str(deaf)
-        assert sorted(handle.status.remote().result(timeout_s=30)) == ["damaged", "deaf", "early", "full"]
+        assert all(isinstance(one, NotReady) and "no router took the request for 1 s" in str(one) for one in silent)
+        assert sorted(handle.status.remote().result(timeout_s=30)) == ["damaged", "deaf", "early", "full", "mute"]
     finally:
         serve.delete("unwilling")

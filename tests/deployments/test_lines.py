@@ -42,9 +42,9 @@ def test_a_stream_gives_every_token_once_and_in_order(rounds: list[list[int]], f
         for i, tokens in enumerate(rounds):
             found = tuple(TokenLogprobs(-float(token), 1, ()) for token in tokens)
             last = i == len(rounds) - 1 and not fails
-            stream.items.put_nowait(Delta(tuple(tokens), "stop" if last else None, RequestStats(rounds=i), found))
+            stream.put(Delta(tuple(tokens), "stop" if last else None, RequestStats(rounds=i), found))
         if fails:
-            stream.items.put_nowait(NotReady("gone"))
+            stream.put(NotReady("gone"))
         delta = await stream.next()
         assert list(delta.token_ids) == list(chain(*rounds))
         assert [-one.logprob for one in delta.logprobs] == list(chain(*rounds))
