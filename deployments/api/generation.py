@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from ddtree.deployments.api.text import Decoder, TextStream
 from ddtree.deployments.metrics import Snapshot
-from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats, TokenLogprobs
+from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats, TokenLogprobs, VerifiedRound
 
 MAX_NAME = 64  # characters of a client's name for a request that its id keeps
 
@@ -63,6 +63,7 @@ class TextEvent:
     stats: RequestStats | None = None  # the engine's latest
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where they are wanted
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens
+    round: VerifiedRound | None = None  # where it is wanted
 
 
 async def generate_text(
@@ -98,14 +99,15 @@ async def generate_text(
             out = stream.push(spoken)
             if out.stopped:
                 n = out.n_tokens
-                yield TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt)
+                told = delta.round and delta.round.within(n)
+                yield TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt, told)
                 return
             if delta.finish_reason is None:
-                yield TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt)
+                yield TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt, delta.round)
                 continue
             rest = stream.finish()
             reason = "stop" if rest.stopped else delta.finish_reason
-            yield TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt)
+            yield TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt, delta.round)
             return
     raise RuntimeError("The engine ended a request without a finish reason.")
 
