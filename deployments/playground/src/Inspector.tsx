@@ -29,7 +29,7 @@ export function Inspector({ run, at, onSelect }: Props) {
     <section className="inspector" aria-label="Draft tree">
       <header className="steps">
         <h2>
-          Round <output>{round.number}</output> <small>of {count - 1}</small>
+          Round {round.number} <small>of {count - 1}</small>
         </h2>
         <button type="button" aria-label="Previous round" disabled={index === 0} onClick={() => onSelect(index - 1)}>
           ‹
@@ -80,7 +80,7 @@ function Facts({ round }: { round: Round }) {
         </strong>{" "}
         {what}
       </p>
-      <p className="committed" aria-label={`Committed: ${tokens.join("")}`}>
+      <p className="committed" role="img" aria-label={`Committed: ${tokens.join("")}`}>
         {tokens.map((token, i) => (
           <code key={i} className={i === round.accepted.length ? "bonus" : "accepted"} aria-hidden="true">
             {visible(token)}

@@ -22,6 +22,7 @@ SWITCHES = "no-sandbox disable-gpu disable-quic no-first-run disable-background-
 PATIENCE_MS = 90_000  # for an answer on busy cores
 QUESTION = "Count from one to ten in words."
 
+expect.set_options(timeout=PATIENCE_MS)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 Open = Callable[..., Page]
 
@@ -70,7 +71,7 @@ def ask(page: Page, question: str = QUESTION, **sampling: object) -> None:
 
 
 def finished(page: Page) -> None:
-    expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def serious(page: Page) -> list[str]:
@@ -84,7 +85,7 @@ def test_an_answer_and_its_trees(server: str, visit: Open) -> None:
     ask(page)
     finished(page)
     answer = page.get_by_role("region", name="Speculative answer")
-    expect(answer.locator(".text")).to_contain_text("one", ignore_case=True)
+    expect(answer.locator(".text")).not_to_be_empty()
 
     slider = page.get_by_role("slider", name="Round")
     last = int(slider.get_attribute("max") or 0)
@@ -128,7 +129,7 @@ def test_side_by_side_gives_the_same_tokens(server: str, visit: Open) -> None:
     page = visit(server)
     page.get_by_label("Side by side").check()
     ask(page, Temperature=0.8)
-    expect(page.get_by_text("the same 24 tokens")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text(re.compile(r"the same \d+ tokens$"))).to_be_visible()
     texts = [
         page.get_by_role("region", name=f"{kind} answer").locator(".text").inner_text()
         for kind in ("Speculative", "Plain")
@@ -155,9 +156,9 @@ def test_a_server_that_is_gone_is_said_to_be(visit: Open, tmp_path: Path) -> Non
         engine.go.clear()  # the answer is awaited when the server goes
         ask(page)
         expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_role("alert")).to_be_visible()  # with what the server said last, if anything
     page.get_by_role("button", name="Try again").click()
-    expect(page.get_by_role("alert")).to_have_count(2)
+    expect(page.get_by_role("alert").last).to_contain_text("does not answer")
     page.get_by_role("button", name="Engine").click()
     expect(page.get_by_role("region", name="Engine")).to_contain_text("does not answer")
 
@@ -174,6 +175,7 @@ def test_four_tabs_at_once(server: str, visit: Open) -> None:
 
 def test_the_engine_is_asked_only_while_it_is_shown(server: str, visit: Open) -> None:
     page = visit(server)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("smollm2")  # so much it asks at once
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(server)))
     page.wait_for_timeout(2500)
