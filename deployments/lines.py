@@ -95,9 +95,9 @@ class Stream:
         await self._take()
 
     async def next(self) -> Delta:
-        """All that is there, as one."""
+        """All that is there, as one; rounds that are told come one by one."""
         delta = await self._take()
-        while self._items and not isinstance(later := self._items[0], Exception):
+        while self._items and not isinstance(later := self._items[0], Exception) and not (delta.round and later.round):
             delta = delta.then(later)
             self._items.popleft()
         return delta

@@ -64,6 +64,7 @@ class GenerationRequest:
         True  # False: one delta at the end. A delta a round costs the machine a few ms; do not ask in vain
     )
     grammar: str | None = None  # what the answer must be, in llguidance's own form; None: anything
+    tells_rounds: bool = False  # deltas have their round, which copies its tree to the host; with `every_round`
 
     @property
     def asked_budget(self) -> Budget:
@@ -101,6 +102,29 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class VerifiedRound:
+    """One round of a sequence as it was verified. Written by the router.
+
+    Nodes are those of `DraftTree`: the root first, parents before their children. A round without a draft has the root alone,
+    one that ends a prompt no node at all. Its tokens are those of the accepted nodes, then the bonus token.
+    """
+
+    budget: int  # nodes besides the root that it was given
+    tokens: tuple[int, ...]  # by node
+    parents: tuple[int, ...]  # by node; -1 for the root
+    scores: tuple[float, ...]  # by node: sum of the path's log-probs, as the tree was ranked; 0 for the root
+    accepted: tuple[int, ...]  # nodes below the root, in order, as far as the answer has them
+    bonus: int | None  # the target's own token after these; None where the answer ends before it
+    seconds: dict[str, float]  # by stage, of the whole batch
+
+    def within(self, tokens: int) -> VerifiedRound:
+        """Where the answer has so many of its tokens."""
+        if tokens > len(self.accepted):
+            return self
+        return replace(self, accepted=self.accepted[:tokens], bonus=None)
+
+
+@dataclass(frozen=True)
 class Delta:
     """New tokens, of one round or more. The last one of a request has a `finish_reason`."""
 
@@ -109,6 +133,7 @@ class Delta:
     stats: RequestStats | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()  # of every token, where the request asks for them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # beside the first token: of every prompt token but the first
+    round: VerifiedRound | None = None  # where the request asks for it
 
     def then(self, later: Delta) -> Delta:
         """Both as one."""
@@ -118,6 +143,7 @@ class Delta:
             later.stats or self.stats,
             self.logprobs + later.logprobs,
             self.prompt_logprobs + later.prompt_logprobs,
+            self.round or later.round,  # one of both at most has one
         )
 
 

@@ -27,11 +27,12 @@ from ddtree.deployments.forced import forced
 from ddtree.deployments.masks import lay_out_masks
 from ddtree.deployments.metrics import Metrics, Totals
 from ddtree.deployments.overlap import Mode, Overlap
-from ddtree.deployments.requests import Delta, TokenLogprobs
+from ddtree.deployments.requests import Delta, TokenLogprobs, VerifiedRound
 from ddtree.deployments.round_curve import size_of
 from ddtree.deployments.round_memory import RoundMemory
 from ddtree.deployments.scheduler import Entry, Scheduler
 from ddtree.deployments.sequence import Accepted, Sequence
+from ddtree.deployments.verified import of_prompt, verified
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice
 from ddtree.drafter.noised import noised
 from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_builder, tree_walker
@@ -144,8 +145,7 @@ class RoundLoop:
         self.metrics = Metrics(scheduler.limits.prefix_cache)
         self._emit, self._device, self._shares_noise = emit, torch.device(device), shared_noise
         self._uncounted: list[tuple[Round, list[list[int]]]] = []  # rounds that ended, and what they accepted by tree
-        # who is to hear what it has got, and why it is the last time
-        self._outgoing: list[tuple[Sequence, str | Exception | None]] = []
+        self._outgoing: list[tuple[Sequence, Callable[[], Delta] | Exception]] = []  # leaves while others compute
         self._candidates: tuple[int, int] | None = None  # levels and K of the last, where no tree depends on paths
         self._memory = RoundMemory(self._device, scheduler.limits.max_sequences)
         self._features: Any = None  # reference to the last verify result
@@ -266,7 +266,7 @@ class RoundLoop:
             self._budgets.note(work.chosen, drawn.accepted, drawn.paths)
             self.totals.forecast_tokens += sum(work.chosen.expected)
             self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
-        self._settle(work, flight.layout, drawn, result.logprobs)
+        self._settle(flight, drawn, result.logprobs)
         self._uncounted.append((work, drawn.paths))
         self.totals.rounds += 1
         self.metrics.round(work.seconds)
@@ -476,8 +476,9 @@ class RoundLoop:
         walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)
         return Drawn(y, [path[:n] for path, n in walks], accepted)
 
-    def _settle(self, work: Round, layout: Layout, drawn: Drawn, logprobs: Logprobs | None) -> None:
+    def _settle(self, flight: Flight, drawn: Drawn, logprobs: Logprobs | None) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""
+        work, layout = flight.work, flight.layout
         decoding = len(work.trees)
         for i, entry in enumerate(work.entries):
             sequence, first, base = entry.sequence, layout.row_offsets[i], entry.sequence.computed
@@ -500,7 +501,16 @@ class RoundLoop:
             sequence.computed = base + len(path)
             self._note_features(sequence, base, [first + node for node in path])
             if tokens:
-                self._deliver(sequence, tokens, found)
+                told = self._told(flight, i, path, tokens) if sequence.request.tells_rounds else None
+                self._deliver(sequence, tokens, found, told)
+
+    def _told(self, flight: Flight, i: int, path: list[int], tokens: list[int]) -> VerifiedRound:
+        """The round of entry i, for who asks for it."""
+        work = flight.work
+        if i >= len(work.trees):
+            return of_prompt(tokens[-1], work.seconds)
+        root = work.entries[i].sequence.tokens[-1]
+        return verified(flight.laid.tree, i, work.budgets[i], root, path, tokens[-1], work.seconds)
 
     def _note_features(self, sequence: Sequence, base: int, rows: list[int]) -> None:
         """The drafter takes these rows of the result next time; what it already has is left out, and what it has no
@@ -526,7 +536,9 @@ class RoundLoop:
             self.totals.accepted_tokens += length - 1
             self.metrics.tree(budget, length - 1)
 
-    def _deliver(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
+    def _deliver(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs], told: VerifiedRound | None
+    ) -> None:
         if -1 in tokens:
             error = RuntimeError("the target's logits for this request are not finite")
             self._end(sequence, damaged=True)
@@ -545,7 +557,7 @@ class RoundLoop:
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:
-            self._outgoing.append((sequence, reason))
+            self._outgoing.append((sequence, partial(_delta, sequence, reason, told and told.within(len(taken)))))
 
     def _fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
         for sequence in list(sequences):
@@ -559,7 +571,7 @@ class RoundLoop:
             self._count(work, paths)
         self._uncounted = []
         if self._outgoing:
-            self._emit([(s, end if isinstance(end, Exception) else _delta(s, end)) for s, end in self._outgoing])
+            self._emit([(who, what if isinstance(what, Exception) else what()) for who, what in self._outgoing])
             self._outgoing = []
 
     def _end(self, sequence: Sequence, *, damaged: bool = False) -> None:
@@ -577,10 +589,10 @@ def _adapt(trees: list[Entry], budgets: list[int]) -> bool:
     return any(budget and entry.sequence.request.adapts for entry, budget in zip(trees, budgets, strict=True))
 
 
-def _delta(sequence: Sequence, reason: str | None) -> Delta:
+def _delta(sequence: Sequence, reason: str | None, told: VerifiedRound | None) -> Delta:
     """All that it has got and that nobody has heard of; `reason` where it is the last."""
     found = tuple(sequence.unsent_logprobs), tuple(sequence.unsent_prompt_logprobs)
-    delta = Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found)
+    delta = Delta(tuple(sequence.unsent), reason, sequence.stats.copy(), *found, told)
     for sent in (sequence.unsent, sequence.unsent_logprobs, sequence.unsent_prompt_logprobs):
         sent.clear()
     return delta

@@ -11,6 +11,7 @@ from typing import Any
 from ddtree.deployments.api.generation import TextEvent, TextRequest
 from ddtree.deployments.api.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, prompt_logprobs, together
 from ddtree.deployments.api.responses import Answer, Choice, RequestMetrics, SpeculativeDecoding, Usage, figures
+from ddtree.deployments.api.rounds import round_object
 from ddtree.deployments.api.tool_calls import ToolCallReader
 from ddtree.deployments.api.types import ChatRequest, GenerationFields
 from ddtree.deployments.requests import TokenLogprobs
@@ -23,6 +24,7 @@ class _Part:
     text: str
     logprobs: dict[str, list[Any]] | None
     finish_reason: str | None
+    round: dict[str, Any] | None = None  # `ddtree.round`, where it is wanted
 
 
 @dataclass
@@ -35,6 +37,7 @@ class _Delivered:
     logprobs: list[dict[str, list[Any]]] = field(default_factory=list)  # part by part
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     echoed: bool = False
+    rounds: int = 0  # that were told
     last: TextEvent | None = None
 
 
@@ -95,9 +98,9 @@ class AnswerWriter:
         async for event in events:
             for part in self._take(event):
                 delta, reason = self._delta(event.index, part)
-                if delta or part.logprobs is not None or reason is not None:
+                if delta or part.logprobs is not None or reason is not None or part.round:
                     content = delta if self._chat else part.text
-                    yield self._chunk(event.index, content, reason, part.logprobs)
+                    yield self._chunk(event.index, content, reason, part)
         if self._wants_usage:
             yield self._json(self._chunk_object, [], usage=self._usage(), **self._metrics())
 
@@ -108,21 +111,32 @@ class AnswerWriter:
             return {"content": part.text} if part.text else {}, reason
         return calls.push(part.text, last=reason is not None).delta(), calls.reason(reason)
 
-    def _chunk(self, index: int, content: Any, reason: str | None = None, logprobs: Any = None) -> str:
+    def _chunk(self, index: int, content: Any, reason: str | None = None, part: _Part | None = None) -> str:
         body = {"delta" if self._chat else "text": content}
-        choice = Choice(index=index, logprobs=logprobs, finish_reason=reason, **body)
+        choice = Choice(index=index, logprobs=part and part.logprobs, finish_reason=reason, **body)
         usage: dict[str, Any] = {"usage": None} if self._wants_usage else {}
         if self._wants_usage_so_far:
             usage = {"usage": self._usage_of([index])}
-        return self._json(self._chunk_object, [choice], finished=[index] if reason else [], **usage)
+        return self._json(
+            self._chunk_object, [choice], [index] if reason else [], part.round if part else None, **usage
+        )
 
-    def _json(self, kind: str, choices: list[Choice], finished: Sequence[int] = (), **fields: Any) -> str:
+    def _json(
+        self,
+        kind: str,
+        choices: list[Choice],
+        finished: Sequence[int] = (),
+        told: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> str:
         answer = Answer(object=kind, choices=choices, **self._head, **fields)
         if self._options is not None:
             for choice in choices:
-                if choice.index in finished:  # several prompts: each choice has its own figures
+                own = self._figures(choice.index) if choice.index in finished else {}
+                own |= {"round": told} if told else {}
+                if own:  # several prompts: each choice has its own
                     holder = answer if len(self._delivered) == 1 else choice
-                    holder.ddtree = self._figures(choice.index)
+                    holder.ddtree = own
         return answer.model_dump_json(exclude_unset=True)
 
     def _take(self, event: TextEvent) -> list[_Part]:
@@ -133,7 +147,9 @@ class AnswerWriter:
         if sequence.echo is not None and not done.echoed and (event.token_ids or event.finish_reason):
             done.echoed = True
             parts.append(_Part(sequence.echo, self._echoed(event), None))
-        parts.append(_Part(event.text, self._logprobs(event), event.finish_reason))
+        told = round_object(done.rounds, event.round, self._texts) if event.round else None
+        done.rounds += event.round is not None
+        parts.append(_Part(event.text, self._logprobs(event), event.finish_reason, told))
         for part in parts:
             done.text.append(part.text)
             done.logprobs += [part.logprobs] if part.logprobs else []

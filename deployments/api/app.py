@@ -33,6 +33,7 @@ from ddtree.deployments.api.generation import EngineClient, TextEvent, TextReque
 from ddtree.deployments.api.keys import RequireKey
 from ddtree.deployments.api.metrics import render
 from ddtree.deployments.api.openapi import ERRORS, WRITES_ANSWERS, WRITES_METRICS, DescribedAPI, reads
+from ddtree.deployments.api.playground import add_playground
 from ddtree.deployments.api.preparation import ApiSettings, Preparation
 from ddtree.deployments.api.request_log import logged
 from ddtree.deployments.api.responses import Text, Tokens
@@ -159,6 +160,8 @@ def create_app(settings: ApiSettings, engine: EngineClient, tokenizer: Any) -> F
         return {"version": version("ddtree-serve"), "python": platform.python_version()} | {
             name: version(name) for name in VERSIONED[1:]
         }
+
+    add_playground(app)
 
     def model_card() -> dict[str, Any]:
         budgets = {"default_budget": settings.default_budget, "max_budget": settings.max_budget}

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from ddtree.deployments.api.text import Decoder, TextStream
 from ddtree.deployments.metrics import Snapshot
-from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats, TokenLogprobs
+from ddtree.deployments.requests import Delta, GenerationRequest, RequestStats, TokenLogprobs, VerifiedRound
 
 MAX_NAME = 64  # characters of a client's name for a request that its id keeps
 
@@ -63,6 +63,7 @@ class TextEvent:
     stats: RequestStats | None = None  # the engine's latest
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where they are wanted
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens
+    round: VerifiedRound | None = None  # where it is wanted
 
 
 class TextEvents:
@@ -95,12 +96,13 @@ class TextEvents:
         out = self._stream.push(spoken)
         if out.stopped:
             n = out.n_tokens
-            return TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt)
+            told = delta.round and delta.round.within(n)
+            return TextEvent(index, out.text, ids[:n], "stop", stats, delta.logprobs[:n], of_prompt, told)
         if delta.finish_reason is None:
-            return TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt)
+            return TextEvent(index, out.text, ids, None, stats, delta.logprobs, of_prompt, delta.round)
         rest = self._stream.finish()
         reason = "stop" if rest.stopped else delta.finish_reason
-        return TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt)
+        return TextEvent(index, out.text + rest.text, ids, reason, stats, delta.logprobs, of_prompt, delta.round)
 
 
 async def generate_text(

@@ -16,9 +16,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ddtree.deployments.api.errors import ApiError
+from ddtree.deployments.api.playground import FILES
 from ddtree.deployments.errors import ConfigError
 
-OPEN = frozenset({"/health", "/metrics", "/version", "/openapi.json", "/docs", "/redoc"})  # nothing of a user's in them
+OPEN = frozenset(
+    {"/health", "/metrics", "/version", "/openapi.json", "/docs", "/redoc", *FILES}
+)  # nothing of a user's in them
 
 
 def read_keys(path: str) -> tuple[bytes, ...]:

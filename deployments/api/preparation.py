@@ -196,6 +196,7 @@ class Preparation:
             budget=self.settings.most_nodes(budget),
             adapts=budget == "auto",
             prefix_cache=request.ddtree.prefix_cache if request.ddtree else True,
+            tells_rounds=bool(request.ddtree and request.ddtree.return_rounds),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             every_round=request.stream or bool(request.stops),

@@ -90,6 +90,9 @@ class DDTreeOptions(Strict):
         description="draft nodes per round, up to the server's maximum; 0 is plain decoding, auto leaves it to the server",
     )
     return_token_ids: bool = Field(False, description="the `ddtree` object of the answer has the token ids")
+    return_rounds: bool = Field(
+        False, description="each chunk of a stream has its round: the draft tree as it was verified; with `stream` only"
+    )
     prefix_cache: bool = Field(True, description="false computes the whole prompt, for measurements")
 
 
@@ -157,6 +160,12 @@ class GenerationFields(_Neutral, ConstraintFields):
     def _options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("is only meaningful with stream: true", "stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_need_stream(self) -> Self:
+        if self.ddtree and self.ddtree.return_rounds and not self.stream:
+            raise ValueError("needs stream: true, whose chunks the rounds come with", "ddtree.return_rounds")
         return self
 
     @model_validator(mode="after")

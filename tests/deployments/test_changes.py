@@ -3,6 +3,7 @@ token changes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -21,7 +21,8 @@ from ray import serve
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.device_actors import unpack
 from ddtree.deployments.errors import NotReady
-from ddtree.deployments.requests import GenerationRequest
+from ddtree.deployments.requests import Delta, GenerationRequest
+from ddtree.deployments.router_client import RouterEngine
 
 from .tiny_service import WAIT_S, Service, running
 
@@ -137,13 +138,18 @@ def test_everything_is_replaced_and_a_pod_added(service: Service, plain: Plain) 
 def test_a_router_answers_an_ingress_of_another_configuration(service: Service, plain: Plain) -> None:
     """One that is about to be replaced: with as many nodes as there is room for, unless it had another target."""
     target = AppConfig.parse(service.arguments()).target.key
-    asked = GenerationRequest("old", tuple(PROMPTS[0].encode()), LENGTH, budget=63, target=target)
-    ask = serve.get_deployment_handle("Router", "ddtree").options(stream=True).generate
-    deltas = list(ask.remote(asked))
+    asked = GenerationRequest("old", tuple(PROMPTS[0].encode()), LENGTH, budget=63)
+
+    async def ask(target: str) -> list[Delta]:
+        router = RouterEngine(serve.get_deployment_handle("Router", "ddtree"), resubmit_s=30, target=target)
+        return [delta async for delta in router.generate(asked)]
+
+    deltas = asyncio.run(ask(target))
     assert [token for delta in deltas for token in delta.token_ids] == plain[PROMPTS[0]]
-    assert deltas[-1].stats.budget == CHANGED["max_budget"] and deltas[-1].stats.accepted_tokens > 0
+    stats = deltas[-1].stats
+    assert stats and stats.budget == CHANGED["max_budget"] and stats.accepted_tokens > 0
     with pytest.raises(NotReady, match="another target is served now"):
-        list(ask.remote(replace(asked, target="another")))
+        asyncio.run(ask("another"))
 
 
 def test_a_verifier_serves_the_router_that_claimed_it(service: Service) -> None:
