@@ -32,6 +32,8 @@ def make(job: Job, prompts: Sequence[Ids], setting: str) -> Engine:
     if TargetInfo.read(Path(job.model_dir)).latent_width and "attention_backend" in options:
         options["attention_backend"] = LATENT.get(options["attention_backend"], options["attention_backend"])
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    if find_spec("flashinfer") is None:  # else its sampler, which greedy decoding never calls, ends it
+        os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     from vllm import LLM, SamplingParams  # after its environment is set
 
     engine = LLM(
