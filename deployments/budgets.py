@@ -7,13 +7,16 @@ more than plain decoding gives goes on without drafts, and so does a sequence wh
 that was given up is computed again when drafting seems to pay, which may take a small part of the time only.
 
 They can be chosen after the draft, by what that draft says, or before it, by what drafts said of late. The latter gives fewer
-tokens a round, but the batch can be laid out while drafters work; which of them pays is found by timing rounds of both.
+tokens a round, but the batch can be laid out while drafters work; which of them pays is found by timing rounds of both. A round
+may take three milliseconds: one whose nodes were chosen before it takes nothing else of what is here, but in a small part of the
+time, which is there for learning from rounds and for looking ahead.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
@@ -24,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddtree.deployments.costs import Costs, StepSize
+from ddtree.deployments.pace import Pace
 from ddtree.deployments.round_curve import RoundCurve, kind_of
 from ddtree.deployments.scheduler import Entry
 from ddtree.deployments.sequence import Record, Sequence
@@ -55,6 +59,8 @@ REST = 64  # rounds that a sequence goes on without drafts when its own did not 
 OFF_ROUNDS = 400  # rounds without drafts, until some are made whatever they promise: their cost may have changed
 REBUILDING = 0.01  # part of the time that may be spent on contexts that were given up
 SAVED_S = 2.0  # of that time, what is kept for later
+THINKING = 0.02  # part of the time that may be spent on what a round can do without
+THOUGHTS_S = 1.0  # of that time, what is kept for later
 ROOM = 4  # trees are built with so many times the nodes that they got of late: a draft may be good
 LEAST = 8  # and so many more
 FADE = 0.95  # by round, of what a sequence's record counts
@@ -109,8 +115,11 @@ class _Look:
 class Budgets:
     """`prepare`, then for a round with drafts `begin`, `choose` and `note`; `think` while the verifier computes."""
 
-    def __init__(self, costs: Costs, most: int, horizon: int, device: torch.device | str = "cpu") -> None:
-        """`most` nodes a tree may have, none of them deeper than `horizon`. `device`: where trees are."""
+    def __init__(
+        self, costs: Costs, most: int, horizon: int, device: torch.device | str = "cpu", thinking: float = THINKING
+    ) -> None:
+        """`most` nodes a tree may have, none of them deeper than `horizon`. `device`: where trees are. `thinking`: part of the
+        time that may be spent on what a round can do without."""
         self.costs, self.most, self._horizon, self._device = costs, most, horizon, torch.device(device)
         options = sorted({horizon, *(levels for levels in LEVELS if levels < horizon)})
         self._ways = list(product(options, (True, False)))  # depths, and whether nodes are chosen after the draft
@@ -125,7 +134,11 @@ class Budgets:
         self._rounds, self._until = 0, 0  # rounds so far, and when drafts are tried again at the latest
         self._worth = BACK  # times the tokens per second of plain decoding that drafts give, prompts left out, averaged
         self._nodes = float(most)  # of a tree, averaged
-        self._allowance = SAVED_S  # seconds that contexts may be computed again
+        self._rebuilding = Pace(REBUILDING, SAVED_S)  # of contexts that were given up
+        self._thinking = Pace(thinking, THOUGHTS_S)
+        self.notes = True  # whether this round's trees are looked at: `begin`, `choose` and `note`
+        self._noted = 0  # rounds in which they were
+        self._planned_for = 0  # sequences
 
     def prepare(self, sequences: list[Sequence], rebuild_rows: int) -> list[Sequence]:
         """Before a round is planned: how many nodes each sequence's tree may have, and who is to have a drafter. Returns those
@@ -138,9 +151,12 @@ class Budgets:
         self._rounds += 1
         if self._drafts and self._worth < 1:
             self._end_drafts()
-        others = any(s.wants_drafter for s in sequences if not s.request.adapts)  # who get all depths
-        self._asked = self._horizon if others or self._rounds % WHOLE == 0 else self._levels
         self.after = self._prefers_after != (self._rounds % OTHER == 0)
+        self.notes = self.after or self._thinking.ready or not self.costs.step.known
+        self._noted += self.notes
+        others = any(s.wants_drafter for s in sequences if not s.request.adapts)  # who get all depths
+        whole = others or (self.notes and self._noted % WHOLE == 0)
+        self._asked = self._horizon if whole else self._levels
         given_up = []
         for sequence in ours:
             if sequence.record is None:
@@ -150,7 +166,8 @@ class Budgets:
                 given_up.append(sequence)
             elif not sequence.wants_drafter:
                 sequence.record.rest -= 1
-                if self._promising and sequence.record.rest < 0 and self._affords(rebuild_rows):
+                cost = float(self.costs.step.rows(rebuild_rows))
+                if self._promising and sequence.record.rest < 0 and self._rebuilding.affords(cost):
                     sequence.record, sequence.wants_drafter = Record(failures=sequence.record.failures), True
             sequence.nodes = self._nodes_of(sequence) if sequence.wants_drafter else 0
             sequence.levels = self._asked
@@ -167,20 +184,22 @@ class Budgets:
     def begin(self, entries: list[Entry], budgets: list[int]) -> Choice:
         """While drafters work. The first entries have trees, of so many nodes at most; a sequence that does not adapt keeps them
         all, and so do the others as long as no step was timed, and in a round whose nodes were chosen before."""
-        sequences = [entry.sequence for entry in entries[: len(budgets)]]
-        ours = [i for i, s in enumerate(sequences) if s.request.adapts and budgets[i]]
-        curve = RoundCurve(self.costs, entries, budgets, ours, self._asked, self.after)
-        chooses = self.after and self.costs.step.known
-        prices = self._prices(sequences, budgets, ours if chooses else [], curve, self._worth * curve.plain)
-        return Choice(sequences, ours, len(entries), curve, prices)
+        with self._spending():
+            sequences = [entry.sequence for entry in entries[: len(budgets)]]
+            ours = [i for i, s in enumerate(sequences) if s.request.adapts and budgets[i]]
+            curve = RoundCurve(self.costs, entries, budgets, ours, self._asked, self.after)
+            chooses = self.after and self.costs.step.known
+            prices = self._prices(sequences, budgets, ours if chooses else [], curve, self._worth * curve.plain)
+            return Choice(sequences, ours, len(entries), curve, prices)
 
     def choose(self, choice: Choice, tree: DraftTree) -> Chosen:
         """How many of its tree's nodes each sequence gets; the others are cut off."""
-        found = tree_select(tree, self._table, choice.prices)
-        return Chosen(choice, tree, found, found.nodes.tolist(), found.expected.tolist())
+        with self._spending():
+            found = tree_select(tree, self._table, choice.prices)
+            return Chosen(choice, tree, found, found.nodes.tolist(), found.expected.tolist())
 
     def note(self, chosen: Chosen, accepted: AcceptedPath | None, paths: list[list[int]]) -> None:
-        """These paths of the trees were accepted; None: no tree had nodes."""
+        """These paths of the trees were accepted; None: no tree had nodes. May come as late as in the next round's thinking."""
         if accepted:
             tree_learn(self._table, chosen.tree, chosen.selection, accepted)
         for sequence, expected, path in zip(chosen.choice.sequences, chosen.expected, paths, strict=True):
@@ -193,27 +212,39 @@ class Budgets:
         adapts: it should not pay for what it does not use."""
         if not self._concerned:
             return
-        self._allowance = min(SAVED_S, self._allowance + REBUILDING * whole)
-        self.costs.observe(size, stages, whole, drafted, self._asked, kind_of(drafted, self.after))
+        self._rebuilding.passed(whole)
+        self._thinking.passed(whole)
+        if self._thinking.ready:
+            with self._thinking.timed():
+                self.costs.observe(size, stages, whole, drafted, self._asked, kind_of(drafted, self.after))
 
     def think(self, sequences: list[Sequence], chosen: Chosen | None) -> None:
         """While the verifier computes: what was chosen says something of drafting, and so do the last drafts together."""
         if not self._concerned:
             return
         if chosen and chosen.choice.ours and self.costs.step.known:
-            self._keep_samples(chosen)
-            self._learn(chosen)
+            with self._spending():
+                self._keep_samples(chosen)
+                self._learn(chosen)
         ours = [s for s in sequences if s.request.adapts and s.record and s.decoding]
-        if ours:
-            self._look(ours)
-        if not self._prefers_after or (self._rounds + 1) % OTHER == 0:
-            self._plan([s for s in ours if s.wants_drafter])
+        if ours and (self._thinking.ready or _other(len(self._looked.sequences), len(ours))):
+            with self._thinking.timed():
+                self._look(ours)
+        drafting = [s for s in ours if s.wants_drafter]
+        soon = not self._prefers_after or (self._rounds + 1) % OTHER == 0
+        if drafting and soon and (self._thinking.ready or _other(self._planned_for, len(drafting))):
+            self._planned_for = len(drafting)
+            with self._thinking.timed():
+                self._plan(drafting)
+
+    def _spending(self) -> AbstractContextManager[None]:
+        """What a round whose nodes were chosen before can do without."""
+        return nullcontext() if self.after else self._thinking.timed()
 
     def _look(self, ours: list[Sequence]) -> None:
         """Whether, how deep and in which order to draft for these: some ways a round, then what follows from all."""
         look = self._looked
-        before = len(look.sequences)
-        if self._rounds >= look.begun + LOOK or (before and not before <= 2 * len(ours) <= 4 * before):
+        if self._rounds >= look.begun + LOOK or _other(len(look.sequences), len(ours)):
             samples = {kind: list(samples) for kind, samples in self._samples.items() if samples}
             self._looked = look = _Look(self._rounds, ours, _luck_of(ours), samples)
         left = self._ways[len(look.promises) :]
@@ -233,14 +264,6 @@ class Budgets:
         self._promising = best > BACK
         if not self._drafts and (self._promising or self._rounds >= self._until):
             self._drafts, self._worth, self._promising = True, BACK, True
-
-    def _affords(self, rows: int) -> bool:
-        """Takes what so many rows cost from the allowance, if there is as much."""
-        cost = float(self.costs.step.rows(rows))
-        if self._allowance < cost:
-            return False
-        self._allowance -= cost
-        return True
 
     def _end_drafts(self) -> None:
         self._drafts, self._until = False, self._rounds + OFF_ROUNDS
@@ -279,7 +302,7 @@ class Budgets:
 
     def _plan(self, sequences: list[Sequence]) -> None:
         """The nodes of their next trees, for when there is no draft yet."""
-        if not sequences or not self._known(sequences, self._samples):
+        if not self._known(sequences, self._samples):
             return
         means = {kind: self._mean(samples, self._levels) for kind, samples in self._samples.items() if samples}
         gains = np.stack([means[not s.request.sampling.greedy] for s in sequences])
@@ -366,6 +389,11 @@ class Budgets:
             assert record
             saved, spent = tokens / (self._worth * curve.plain), count * a_node + curve.one_draft
             record.pays += SMOOTH * (min(saved / max(spent, 1e-9), 4.0) - record.pays)
+
+
+def _other(before: int, now: int) -> bool:
+    """Whether there are half or twice as many sequences as before, when there were any."""
+    return before > 0 and not before <= 2 * now <= 4 * before
 
 
 def _luck_of(sequences: list[Sequence]) -> NDArray[np.float32]:

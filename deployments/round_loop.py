@@ -151,6 +151,7 @@ class RoundLoop:
         self._features: Any = None  # reference to the last verify result
         self._new_context: dict[str, FeatureSlice] = {}  # rows of it that a sequence's drafter has not seen
         self._overlap, self._budgets = Overlap(overlap), budgets
+        self._unlearned: Callable[[], None] | None = None  # what budgets are to learn of the last round
         self._flight: Flight | None = None
 
     # -- peers -----------------------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ class RoundLoop:
         self._features, self._new_context = reference, {}
         drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
         if self._budgets and work.chosen:
-            self._budgets.note(work.chosen, drawn.accepted, drawn.paths)
+            self._unlearned = partial(self._budgets.note, work.chosen, drawn.accepted, drawn.paths)
             self.totals.forecast_tokens += sum(work.chosen.expected)
             self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
         self._settle(flight, drawn, result.logprobs)
@@ -281,6 +282,9 @@ class RoundLoop:
     def _think(self, work: Round) -> None:
         """About budgets, while the verifier computes."""
         if self._budgets:
+            if self._unlearned:
+                self._unlearned()
+                self._unlearned = None
             if work.choice and work.built and not work.chosen:  # their nodes were chosen before the draft
                 work.chosen = self._budgets.choose(work.choice, work.built)
             self._budgets.think(self.scheduler.running, work.chosen)
@@ -319,7 +323,7 @@ class RoundLoop:
         self._start_drafts(items)
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
-        if self._budgets and _adapt(work.trees, expected):
+        if self._budgets and self._budgets.notes and _adapt(work.trees, expected):
             work.choice = self._budgets.begin(work.entries, expected)
         if not (self._budgets and work.choice and self._budgets.after):
             work.layout = self._lay_out(work, expected, max(self._sizes(work, expected), default=0))
@@ -427,7 +431,7 @@ class RoundLoop:
         return layout, laid
 
     def _trees(self, work: Round, candidates: Candidates, room: Allocate | None) -> DraftTree | None:
-        if self._budgets and not work.choice and _adapt(work.trees, work.budgets):
+        if self._budgets and self._budgets.notes and not work.choice and _adapt(work.trees, work.budgets):
             work.choice = self._budgets.begin(work.entries, work.budgets)
         sizes = self._sizes(work, work.budgets)
         numbers = work.numbers or self._numbers(work, sizes)

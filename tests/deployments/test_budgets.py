@@ -8,6 +8,7 @@ import pytest
 
 from ddtree.deployments.budgets import LOOK, OTHER, Budgets
 from ddtree.deployments.costs import Costs
+from ddtree.deployments.pace import Pace
 
 from .tiny import HORIZON, MOST, Engine, Guesser, LocalVerifier, Whims, make_target, plain, request
 
@@ -46,7 +47,7 @@ def test_whims_change_no_token(verifier: LocalVerifier) -> None:
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     turns, seen = {True: 0, False: 0}, {}
     for seed in range(4):
-        engine = Engine(verifier, budgets=Budgets(Whims(seed), MOST, HORIZON))
+        engine = Engine(verifier, budgets=Budgets(Whims(seed), MOST, HORIZON, thinking=1.0))
         engine.loop.add_drafter(Guesser("d", answers, seed))
         running = [engine.add(r) for r in asked]
 
@@ -72,7 +73,9 @@ def test_deep_drafts_are_made_where_they_pay(verifier: LocalVerifier) -> None:
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     for seconds in (1e-6, 0.0008):
-        engine = Engine(verifier, budgets=Budgets(Depths(step=0.01, row=0.0001, draft=seconds), MOST, HORIZON))
+        engine = Engine(
+            verifier, budgets=Budgets(Depths(step=0.01, row=0.0001, draft=seconds), MOST, HORIZON, thinking=1.0)
+        )
         for name in ("one", "other"):
             engine.loop.add_drafter(Guesser(name, answers, 0, errs=0.0))
         running, seen = [engine.add(r) for r in asked], set()
@@ -86,7 +89,7 @@ def test_who_never_accepts_is_not_drafted_for(verifier: LocalVerifier) -> None:
     asked = [request(name, prompt, 200, "auto") for name, prompt in zip(("good", "bad"), PROMPTS, strict=False)]
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {"good": [*asked[0].prompt_ids, *truth["good"]], "bad": [*asked[1].prompt_ids, *[60] * 220]}
-    engine = Engine(verifier, budgets=Budgets(Fixed(step=0.01, row=0.0001, draft=0.001), MOST, HORIZON))
+    engine = Engine(verifier, budgets=Budgets(Fixed(step=0.01, row=0.0001, draft=0.001), MOST, HORIZON, thinking=1.0))
     engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.1))
     good, bad = (engine.add(r) for r in asked)
     for _ in range(40):
@@ -108,7 +111,7 @@ def test_under_load_nobody_is_drafted_for_and_afterwards_all_are(verifier: Local
             costs.step.rows.observe(rows, seconds)
     asked = [request(f"r{i}", prompt, 260 if i == 0 else 60, "auto") for i, prompt in enumerate(PROMPTS)]
     truth = {r.request_id: plain(verifier, r) for r in asked}
-    engine = Engine(verifier, prefill_rows=64, budgets=Budgets(costs, MOST, HORIZON))
+    engine = Engine(verifier, prefill_rows=64, budgets=Budgets(costs, MOST, HORIZON, thinking=1.0))
     engine.loop.add_drafter(
         Guesser("d", {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}, 0, errs=0.2)
     )
@@ -137,7 +140,7 @@ def test_who_comes_after_the_load_is_drafted_for_soon(verifier: LocalVerifier) -
     late = request("late", PROMPTS[3][:3], 12, "auto")
     truth = {r.request_id: plain(verifier, r) for r in [*asked, late]}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in [*asked, late]}
-    engine = Engine(verifier, prefill_rows=64, budgets=Budgets(costs, MOST, HORIZON))
+    engine = Engine(verifier, prefill_rows=64, budgets=Budgets(costs, MOST, HORIZON, thinking=1.0))
     engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.2))
     running = [engine.add(r) for r in asked]
     for _ in range(20):
@@ -153,7 +156,7 @@ def test_who_comes_after_the_load_is_drafted_for_soon(verifier: LocalVerifier) -
 @pytest.mark.parametrize("late", [0.0, 0.02])
 def test_the_forecast_comes_true(verifier: LocalVerifier, late: float) -> None:
     """Within 10 % of what is accepted, although the drafter's own probabilities say nothing here."""
-    budgets = Budgets(Fixed(step=0.01, row=0.0001, draft=0.0001, late=late), MOST, HORIZON)
+    budgets = Budgets(Fixed(step=0.01, row=0.0001, draft=0.0001, late=late), MOST, HORIZON, thinking=1.0)
     asked = [request(f"r{i}", prompt, 300, "auto", (0.0, 0.8)[i % 2]) for i, prompt in enumerate(PROMPTS[:6])]
     truth = {r.request_id: plain(verifier, r) for r in asked}
     engine = Engine(verifier, prefill_rows=64, budgets=budgets)
@@ -169,13 +172,35 @@ def test_the_forecast_comes_true(verifier: LocalVerifier, late: float) -> None:
     assert totals.forecast_tokens - forecast == pytest.approx(totals.forecast_accepted - accepted, rel=0.1)
 
 
+def test_rounds_go_on_when_there_is_no_time_to_think(verifier: LocalVerifier) -> None:
+    """With the nodes that were planned while there was some; nothing is looked at any more, and no token changes."""
+    asked = [request(f"r{i}", prompt, 250, "auto", (0.0, 0.8)[i % 2]) for i, prompt in enumerate(PROMPTS[:4])]
+    truth = {r.request_id: plain(verifier, r) for r in asked}
+    answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
+    budgets = Budgets(Fixed(step=0.01, row=0.0003, draft=0.0001, late=0.02), MOST, HORIZON, thinking=1.0)
+    engine = Engine(verifier, prefill_rows=64, budgets=budgets)
+    engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.3))
+    running, nodes, noted = [engine.add(r) for r in asked], [], []
+
+    def note(number: int) -> None:
+        if number == 2 * OTHER:
+            budgets._thinking = Pace(0.0, 0.0)
+        if number > 2 * OTHER and not budgets.after:
+            noted.append(budgets.notes)
+            nodes.extend(s.nodes for s in running if s.decoding and s.wants_drafter)
+
+    engine.run(note)
+    engine.check_end(truth, set())
+    assert len(noted) > 20 and not any(noted) and min(nodes) > 0
+
+
 def test_nodes_are_chosen_when_it_takes_less(verifier: LocalVerifier) -> None:
     """After the draft, where that costs nothing; before it, where it costs what two steps do, but for a round now and then."""
     asked = [request(f"r{i}", prompt, 250, "auto", (0.0, 0.8)[i % 2]) for i, prompt in enumerate(PROMPTS[:4])]
     truth = {r.request_id: plain(verifier, r) for r in asked}
     answers = {r.request_id: [*r.prompt_ids, *truth[r.request_id]] for r in asked}
     for late in (0.0, 0.02):
-        budgets = Budgets(Fixed(step=0.01, row=0.0003, draft=0.0001, late=late), MOST, HORIZON)
+        budgets = Budgets(Fixed(step=0.01, row=0.0003, draft=0.0001, late=late), MOST, HORIZON, thinking=1.0)
         engine = Engine(verifier, prefill_rows=64, budgets=budgets)
         engine.loop.add_drafter(Guesser("d", answers, 0, errs=0.3))
         running, after, sizes = [engine.add(r) for r in asked], [], []
