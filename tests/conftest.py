@@ -39,8 +39,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A process that had Ray in it ends here. Threads that Serve's handles leave behind use Ray after its shutdown, and one run in
-    a few crashed in the interpreter's own end, with all tests passed."""
+    """A process that had Ray in it ends here. Threads that Serve's handles leave behind use Ray after its shutdown, and once such
+    a process crashed in the interpreter's own end, with all tests passed."""
     if "ray" in sys.modules and not hasattr(config, "workerinput") and EXIT_STATUS in config.stash:
         sys.stdout.flush()
         sys.stderr.flush()
