@@ -20,8 +20,15 @@ ROUTER_GPUS = 0.01
 AUTO = 0  # `kv_tokens: auto` as a number, so that everybody else reads an int
 
 Device = Literal["cpu", "cuda"]
-Weights = Literal["checkpoint", "random"]  # random: made on the spot from the shape alone, for tests
-Tokens = Annotated[int, BeforeValidator(lambda given: AUTO if given == "auto" else given), Field(ge=0)]
+Weights = Literal["checkpoint", "random"]
+Tokens = Annotated[
+    int,
+    BeforeValidator(
+        lambda given: AUTO if given == "auto" else given,
+        json_schema_input_type=Annotated[int, Field(ge=0)] | Literal["auto"],
+    ),
+    Field(ge=0),
+]
 
 
 class Section(BaseModel):
@@ -32,7 +39,7 @@ class TargetConfig(Section):
     """The model whose output is served."""
 
     model: str = Field(description="An embedded model's name or a directory in Hugging Face form.")
-    weights: Weights = "checkpoint"
+    weights: Weights = Field("checkpoint", description="random: made on the spot from the shape alone, for tests.")
     served_name: str | None = Field(
         None, description="Name in the API; the directory's or embedded model's by default."
     )
@@ -50,15 +57,20 @@ class TargetConfig(Section):
 class VerifierConfig(Section):
     """How the target runs."""
 
-    backend: str = "hf"
-    device: Device = "cpu"
-    tensor_parallel_size: int = Field(1, ge=1, description="Ranks the target is split over, one GPU each.")
+    backend: str = Field(
+        "hf", description="hf: transformers, on one device. vllm: vLLM as a library, of any number of ranks."
+    )
+    device: Device = Field("cpu", description="Where all ranks run.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="Ranks the target is split over, one GPU each with device cuda; backend hf has one."
+    )
     threads: int = Field(
         2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed."
     )
     page_size: int = Field(16, ge=1, description="KV rows a page.")
     kv_tokens: Tokens = Field(
-        32768, description="KV rows in the pool, shared by all sequences. auto: what the GPUs' memory leaves."
+        32768,
+        description="KV rows in the pool, shared by all sequences. auto, or 0: what the GPUs' memory leaves; not on a CPU.",
     )
     prefix_cache: bool = Field(True, description="Keep complete pages for prompts that begin the same way.")
     gpu_memory_fraction: float = Field(
@@ -94,16 +106,21 @@ class SyntheticConfig(Section):
 
 
 class DrafterConfig(Section):
-    """How drafts are made. `checkpoint: null` serves plain decoding only."""
+    """How drafts are made."""
 
-    checkpoint: str | None = Field("smollm2-135m", description="A shipped checkpoint's name or a directory.")
-    weights: Weights = "checkpoint"
-    device: Device = "cpu"
-    num_gpus: float = Field(
-        0, ge=0, le=1, description="Below 1 a share of the verifier's first GPU, 1 a GPU of its own."
+    checkpoint: str | None = Field(
+        "smollm2-135m", description="A shipped checkpoint's name or a directory. null serves plain decoding only."
     )
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    threads: int = Field(2, ge=1)
+    weights: Weights = Field("checkpoint", description="random: made on the spot from the shape alone, for tests.")
+    device: Device = Field("cpu", description="Where every drafter runs.")
+    num_gpus: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="Of each drafter, with device cuda alone: below 1 a share of the verifier's first GPU, 1 a GPU of its own.",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="auto: bfloat16 where the device has it.")
+    threads: int = Field(2, ge=1, description="torch threads of a drafter on a CPU.")
     timeout_s: float = Field(
         5, gt=0, description="A draft that takes longer is done without, and its drafter forgotten."
     )
@@ -114,7 +131,9 @@ class DrafterConfig(Section):
         True,
         description="Draft by the checkpoint's path head, where it has one: trees whose scores depend on the path.",
     )
-    synthetic: SyntheticConfig | None = None
+    synthetic: SyntheticConfig | None = Field(
+        None, description="For benchmarks only: drafts replay recorded output of the target, right as often as asked."
+    )
 
     @model_validator(mode="after")
     def _placed(self) -> DrafterConfig:
@@ -137,8 +156,9 @@ class TreeConfig(Section):
 
     budget: Budget = Field(
         "auto",
-        description="Nodes besides the root, per sequence and round; a request may ask for its own. auto: as many as pay, by "
-        "what drafts and steps cost on this machine and how often such nodes were accepted, and none where drafts do not pay.",
+        description="Nodes besides the root, per sequence and round, from 0 to max_budget; a request may ask for its own. "
+        "auto: as many as pay, by what drafts and steps cost on this machine and how often such nodes were accepted, and none "
+        "where drafts do not pay.",
     )
     max_budget: int = Field(63, ge=0, le=1023, description="The most that a tree may have.")
     top_k: int = Field(32, ge=1, le=128, description="Candidates per depth.")
@@ -177,7 +197,7 @@ class SchedulerConfig(Section):
 class ApiConfig(Section):
     """The HTTP edge."""
 
-    max_body_bytes: int = Field(4 << 20, ge=1024)
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="A larger body of a request is refused with 413.")
     keys_file: str | None = Field(
         None,
         description="File with the API keys that may ask, a line each, on every node with an ingress; read when one starts. "
@@ -222,7 +242,7 @@ class HardwareConfig(Section):
     """What the deployment is meant for. `ddtree plan` sizes for it; nothing else reads it."""
 
     gpu: Literal["H100", "H200", "B200"] | None = Field(None, description="Kind of every GPU; none on a CPU.")
-    gpus: int = Field(0, ge=0, description="GPUs of the one host.")
+    gpus: int = Field(0, ge=0, description="GPUs of the one host; no fewer than verifier and drafter take.")
 
 
 class AppConfig(Section):
