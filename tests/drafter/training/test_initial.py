@@ -95,6 +95,7 @@ def test_it_begins_as_good_as_the_checkpoint(further: TrainOptions, first: Train
 
 def test_it_has_the_checkpoints_shape_and_learns_on(further: TrainOptions, first: TrainOptions) -> None:
     assert (further.layers, further.block, further.feature_layers, further.mask_token_id) == (3, 8, (1, 2, 3), 7)
+    further = dataclasses.replace(further, initial_rate=0.02)  # a fast machine passes over these few answers many times
 
     def stop(stage: str, fraction: float, message: str) -> None:
         if "step 0" not in message and stage == "train":
@@ -105,11 +106,12 @@ def test_it_has_the_checkpoints_shape_and_learns_on(further: TrainOptions, first
     said: list[str] = []
     out = train_drafter(further, lambda stage, fraction, message: said.append(f"{stage} {message}"))
     assert any(line.startswith("train") and line.endswith("resumed") for line in said)
-    begin, *_, end = read_metrics(out / "metrics.jsonl")
+    begin, *later = read_metrics(out / "metrics.jsonl")
     last = list(read_metrics(first.out_dir / "metrics.jsonl"))[-1]
     assert begin["step"] == 0 and "train_loss" not in begin
     assert begin["loss"] == pytest.approx(last["loss"], abs=0.03), "int8 costs a little"
-    assert end["step"] > 0 and end["loss"] < begin["loss"] + 0.05
+    assert later[-1]["step"] > 0 and later[-1]["loss"] < begin["loss"] + 0.05
+    assert min(line["train_loss"] for line in later) < begin["loss"]
     info = DrafterInfo.read(out / "checkpoint")
     assert (info.num_layers, info.block_size, info.mask_token_id) == (3, 8, 7)
 
