@@ -166,8 +166,7 @@ class Budgets:
                 given_up.append(sequence)
             elif not sequence.wants_drafter:
                 sequence.record.rest -= 1
-                cost = float(self.costs.step.rows(rebuild_rows))
-                if self._promising and sequence.record.rest < 0 and self._rebuilding.affords(cost):
+                if self._promising and sequence.record.rest < 0 and self._affords(rebuild_rows):
                     sequence.record, sequence.wants_drafter = Record(failures=sequence.record.failures), True
             sequence.nodes = self._nodes_of(sequence) if sequence.wants_drafter else 0
             sequence.levels = self._asked
@@ -264,6 +263,10 @@ class Budgets:
         self._promising = best > BACK
         if not self._drafts and (self._promising or self._rounds >= self._until):
             self._drafts, self._worth, self._promising = True, BACK, True
+
+    def _affords(self, rows: int) -> bool:
+        """Takes what so many rows cost from the time for rebuilding, if there is as much."""
+        return self._rebuilding.affords(float(self.costs.step.rows(rows)))
 
     def _end_drafts(self) -> None:
         self._drafts, self._until = False, self._rounds + OFF_ROUNDS

@@ -136,17 +136,19 @@ class Lines:
     async def _read(self, address: Address) -> None:
         (router,) = unpack(address.packed)
         try:
-            while streams := [one for one in self._streams.values() if one.router == address.key]:
+            while self._of(address):
                 async for reference in router.deltas.remote(self.name):  # ends when the router has had none for a while
                     for request_id, item in await reference:
                         if stream := self._streams.get(request_id):
                             stream.put(item)
         except Exception as error:
-            streams = [one for one in self._streams.values() if one.router == address.key]
-            for stream in streams:
+            for stream in self._of(address):
                 stream.put(error)
         finally:
             del self._readers[address.key]
+
+    def _of(self, address: Address) -> list[Stream]:
+        return [stream for stream in self._streams.values() if stream.router == address.key]
 
 
 def portable(error: Exception) -> Any:

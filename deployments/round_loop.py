@@ -323,8 +323,7 @@ class RoundLoop:
         self._start_drafts(items)
         drafting = {i for rows in wanted.values() for i in rows}
         expected = [budget if i in drafting else 0 for i, budget in enumerate(work.budgets)]
-        if self._budgets and self._budgets.notes and _adapt(work.trees, expected):
-            work.choice = self._budgets.begin(work.entries, expected)
+        work.choice = self._choice(work, expected)
         if not (self._budgets and work.choice and self._budgets.after):
             work.layout = self._lay_out(work, expected, max(self._sizes(work, expected), default=0))
             self._announce(work, expected)
@@ -339,6 +338,15 @@ class RoundLoop:
         if work.budgets != expected:  # a draft that was started did not come
             work.layout = work.announced = work.numbers = work.builder = work.choice = None
         return candidates
+
+    def _choice(self, work: Round, budgets: list[int]) -> Choice | None:
+        """Of nodes, where any of the drafts is for a tree whose size adapts, and this round's trees are looked at."""
+        adapts = (n and entry.sequence.request.adapts for entry, n in zip(work.trees, budgets, strict=True))
+        return (
+            self._budgets.begin(work.entries, budgets)
+            if self._budgets and self._budgets.notes and any(adapts)
+            else None
+        )
 
     def _announce(self, work: Round, budgets: list[int]) -> None:
         """Where a batch waits for its trees alone."""
@@ -431,8 +439,7 @@ class RoundLoop:
         return layout, laid
 
     def _trees(self, work: Round, candidates: Candidates, room: Allocate | None) -> DraftTree | None:
-        if self._budgets and self._budgets.notes and not work.choice and _adapt(work.trees, work.budgets):
-            work.choice = self._budgets.begin(work.entries, work.budgets)
+        work.choice = work.choice or self._choice(work, work.budgets)
         sizes = self._sizes(work, work.budgets)
         numbers = work.numbers or self._numbers(work, sizes)
         draws = [entry.sequence.request.sampling for entry in work.trees]
@@ -586,11 +593,6 @@ class RoundLoop:
         self._new_context.pop(sequence.id, None)
         if sequence.drafter:
             self._drafter_call(sequence.drafter, lambda drafter: drafter.release([sequence.id]))
-
-
-def _adapt(trees: list[Entry], budgets: list[int]) -> bool:
-    """Whether any of the drafts is for a tree whose size is chosen when they are there."""
-    return any(budget and entry.sequence.request.adapts for entry, budget in zip(trees, budgets, strict=True))
 
 
 def _delta(sequence: Sequence, reason: str | None, told: VerifiedRound | None) -> Delta:

@@ -74,7 +74,7 @@ class RouterActor:
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
         self._thread.start()
 
-    # -- called by the Router replica ------------------------------------------------------------------------------------
+    # -- called from outside ----------------------------------------------------------------------------------------------
 
     async def serve(self, request: GenerationRequest, line_name: str) -> None:
         """Run a request to its end, which is when its last delta was taken. A line (lines.py) gets them: an empty one that says
