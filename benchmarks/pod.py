@@ -12,12 +12,14 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from ddtree.deployments.config import AppConfig
-from ddtree.deployments.device_actors import DrafterActor, VerifierRank, make, pack
+from ddtree.deployments.config import ROUTER_GPUS, AppConfig
+from ddtree.deployments.device_actors import DrafterActor, make, pack
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
 from ddtree.deployments.router_actor import RouterActor
+from ddtree.deployments.verifier_deployment import make_ranks, placement
 
 WAIT_S = 120
 PING_S = 3
@@ -25,31 +27,35 @@ PING_S = 3
 
 @ray.remote(num_cpus=0)
 class Group:
-    """What the Verifier deployment does for its ranks: makes them, and makes them again when they are lost or hang."""
+    """What the Verifier deployment does for its ranks: makes them, and makes them again when one is lost or hangs."""
 
-    def __init__(self, config: AppConfig, models: Models) -> None:
-        self._config, self._models = config, models
+    def __init__(self, config: AppConfig, models: Models, places: PlacementGroup) -> None:
+        self._config, self._models, self._places = config, models, places
         self._make()
 
     def _make(self) -> None:
-        self._rank: Any = make(VerifierRank, self._config, self._models, num_gpus=self._config.drafter.num_gpus)
-        ray.get(self._rank.load.remote(0, 1, ray.get(self._rank.meeting_place.remote())))
+        self._ranks = make_ranks(self._config, self._models, self._places)
+        place = ray.get(self._ranks[0].meeting_place.remote())
+        ray.get([rank.load.remote(i, len(self._ranks), place) for i, rank in enumerate(self._ranks)])
 
     def pid(self) -> int:
-        pid: int = ray.get(self._rank.pid.remote())
+        """Of the first rank."""
+        pid: int = ray.get(self._ranks[0].pid.remote())
         return pid
 
     def compute_seconds(self) -> float:
-        seconds: float = ray.get(self._rank.compute_seconds.remote())
+        """Of the first rank: all take the same steps."""
+        seconds: float = ray.get(self._ranks[0].compute_seconds.remote())
         return seconds
 
     def ranks(self, config: AppConfig, router: ActorHandle) -> bytes:
         try:
-            ray.get(self._rank.ping.remote(), timeout=PING_S)
+            ray.get([rank.ping.remote() for rank in self._ranks], timeout=PING_S)
         except (RayActorError, GetTimeoutError):
-            ray.kill(self._rank)
+            for rank in self._ranks:
+                ray.kill(rank)
             self._make()
-        return pack([self._rank])
+        return pack(self._ranks)
 
 
 class Handle:
@@ -77,6 +83,7 @@ class Pod:
     models: Models
     router: Any
     group: Any
+    places: PlacementGroup
     drafters: dict[str, Any] = field(default_factory=dict)
 
     def replace_router(self) -> None:
@@ -104,6 +111,7 @@ class Pod:
     def end(self) -> None:
         for actor in (self.router, self.group, *self.drafters.values()):
             ray.kill(actor)  # a group's ranks die with it
+        remove_placement_group(self.places)
 
     def compute_seconds(self) -> dict[str, float]:
         """What the verifier's device has computed, and those of all drafters."""
@@ -155,12 +163,16 @@ class Pod:
 
 
 def make_router(config: AppConfig, models: Models, group: ActorHandle) -> Any:
-    return make(RouterActor, config, models, Handle(group), num_gpus=config.drafter.num_gpus)
+    return make(
+        RouterActor, config, models, Handle(group), num_gpus=ROUTER_GPUS if config.verifier.device == "cuda" else 0
+    )
 
 
 def start(config: AppConfig, models: Models) -> Pod:
     """A pod without drafters."""
-    group = Group.remote(config, models)  # type: ignore[attr-defined]
-    pod = Pod(config, models, make_router(config, models, group), group)
+    wanted = placement(config)
+    places = placement_group(wanted["placement_group_bundles"], wanted["placement_group_strategy"])
+    group = Group.remote(config, models, places)  # type: ignore[attr-defined]
+    pod = Pod(config, models, make_router(config, models, group), group, places)
     pod.wait(lambda status: bool(status["verifier_connected"]))
     return pod

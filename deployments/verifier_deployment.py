@@ -16,6 +16,7 @@ from ray import serve
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from ray.util import get_current_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ddtree.deployments.config import ROUTER_GPUS, AppConfig
@@ -39,6 +40,16 @@ def placement(config: AppConfig) -> dict[str, Any]:
     return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
 
 
+def make_ranks(config: AppConfig, models: Models, places: PlacementGroup) -> list[Any]:
+    """A rank in every place of `placement`, in order, with nothing loaded yet. They die with who calls this."""
+    ranks = []
+    for i, bundle in enumerate(placement(config)["placement_group_bundles"]):
+        place = PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=i)
+        share = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+        ranks.append(make(VerifierRank, config, models, scheduling_strategy=place, **share))
+    return ranks
+
+
 @serve.deployment(
     name="Verifier",
     ray_actor_options={"num_cpus": 0},
@@ -51,13 +62,10 @@ class Verifier:
 
     async def __init__(self, config: AppConfig, models: Models) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
-        bundles = placement(config)["placement_group_bundles"]
-        self._ranks: list[Any] = [
-            make(VerifierRank, config, models, **_within(i, bundle)) for i, bundle in enumerate(bundles)
-        ]
+        self._ranks = make_ranks(config, models, get_current_placement_group())
         place = await self._ranks[0].meeting_place.remote()
         # The first error ends the wait for ranks that wait for the one that failed; they die with this replica.
-        await asyncio.gather(*(rank.load.remote(i, len(bundles), place) for i, rank in enumerate(self._ranks)))
+        await asyncio.gather(*(rank.load.remote(i, len(self._ranks), place) for i, rank in enumerate(self._ranks)))
 
     async def ranks(self, config: AppConfig, router: ActorHandle) -> bytes | None:
         """The ranks in order, all alive and in step; `unpack` them. A router asks every group when it starts, and when it lost
@@ -98,9 +106,3 @@ class Verifier:
         for rank in self._ranks:
             ray.kill(rank)
         os._exit(1)
-
-
-def _within(index: int, bundle: dict[str, float]) -> dict[str, Any]:
-    """Options of the rank that fills a bundle of the replica's own placement group."""
-    strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), placement_group_bundle_index=index)
-    return {"scheduling_strategy": strategy, "num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}

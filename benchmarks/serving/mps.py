@@ -17,7 +17,8 @@ WAIT_S = 20
 
 @contextlib.contextmanager
 def multi_process_service() -> Generator[None, None, None]:
-    """Every process that is started meanwhile uses it.
+    """Every process that is started meanwhile uses it. The daemon itself is told of no CUDA_VISIBLE_DEVICES: it would count the
+    GPUs anew, and the numbers that its clients have would be others.
 
     Raises: OSError, subprocess.SubprocessError where it is not installed or does not start.
     """
@@ -26,7 +27,8 @@ def multi_process_service() -> Generator[None, None, None]:
         before = {name: os.environ.get(name) for name in names}
         os.environ.update(names)
         try:
-            subprocess.run([CONTROL, "-d"], check=True, timeout=WAIT_S)
+            everything = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+            subprocess.run([CONTROL, "-d"], check=True, timeout=WAIT_S, env=everything)
             try:
                 yield
             finally:

@@ -37,11 +37,12 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA 
     scope="module",
     params=[f"{t}-cpu" for t in TRANSPORTS] + [pytest.param(f"{t}-cuda", marks=on_gpu) for t in TRANSPORTS],
 )
-def pod(request: pytest.FixtureRequest, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Pod:
+def pod(request: pytest.FixtureRequest, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     transport, device = request.param.split("-")
     pod = tiny_pod.start(tmp_path_factory.mktemp("pod"), device, transport=transport)
     pod.add_drafter()
-    return pod
+    yield pod
+    pod.end()
 
 
 def test_speculative_is_plain(pod: Pod) -> None:

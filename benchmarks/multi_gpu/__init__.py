@@ -1,0 +1,1 @@
+"""Verifier and drafters on several GPUs. See __main__.py."""
