@@ -21,14 +21,19 @@ from ddtree.deployments.config import AppConfig, load
 from ddtree.deployments.models import Models, find
 
 
-def read(options: argparse.Namespace) -> tuple[list[str], AppConfig, Models]:
-    """The prompts, the configuration and its models that options `prompts` and `config` name. Ends the program, with what to do,
+def read(options: argparse.Namespace, first: int | None = None) -> tuple[list[str], AppConfig, Models]:
+    """The `first` prompts, the configuration and its models that options `prompts` and `config` name. Ends the program, with what to do,
     where they are of no use."""
     try:
         config = load(options.config)
-        return read_prompts(options.prompts), config, find(config)
+        return read_prompts(options.prompts, first), config, find(without_synthetic(config))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+
+
+def without_synthetic(config: AppConfig) -> AppConfig:
+    """The configuration without the synthetic drafter, whose recording a benchmark makes itself."""
+    return config.model_copy(update={"drafter": config.drafter.model_copy(update={"synthetic": None})})
 
 
 def head(name: str, package: str | None, arguments: Sequence[str] | None = None) -> dict[str, Any]:

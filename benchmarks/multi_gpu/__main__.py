@@ -33,7 +33,7 @@ from ddtree.deployments.config import AppConfig, read_document
 
 from .. import pod as pods
 from ..overhead.windows import Prompts, measure
-from ..run import head, numbers, read
+from ..run import head, numbers, read, without_synthetic
 from ..serving import recording
 from ..serving.mps import multi_process_service
 from ..serving.service import run_child, serving
@@ -52,8 +52,7 @@ class CutShort(Exception):
 
 def main() -> int:
     options = _options()
-    prompts, config, found = read(options)
-    prompts = prompts[: options.first]
+    prompts, config, found = read(options, options.first)
     document = read_document(options.config)
     for layout in options.layouts:
         layout.document(document)
@@ -126,7 +125,7 @@ class Run:
     def _rounds(self, document: dict[str, Any], windows: list[dict[str, Any]]) -> None:
         """A pod for each transport, whose drafter's drafts are its own also where the configuration has synthetic ones: what a
         round costs does not depend on what is accepted."""
-        config = AppConfig.parse(_drafting_itself(document)["applications"][0]["args"])
+        config = without_synthetic(AppConfig.parse(document["applications"][0]["args"]))
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
         try:
             for transport in self._options.transports:
@@ -206,12 +205,6 @@ class Run:
 
     def _save(self) -> None:
         report.write(self.result, self._options.out)
-
-
-def _drafting_itself(document: dict[str, Any]) -> dict[str, Any]:
-    args = document["applications"][0]["args"]
-    drafter = {name: value for name, value in args["drafter"].items() if name != "synthetic"}
-    return {"applications": [{"args": args | {"drafter": drafter}}]}
 
 
 def _overlapping(config: AppConfig, mode: str) -> AppConfig:

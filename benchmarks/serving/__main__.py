@@ -21,11 +21,10 @@ from typing import Any
 
 from ddtree.deployments import models
 from ddtree.deployments.commands.bench import BenchOptions, run_bench
-from ddtree.deployments.commands.prompts import read_prompts
-from ddtree.deployments.config import AppConfig, load
+from ddtree.deployments.config import AppConfig
 from ddtree.verifier.model_dir import random_weights
 
-from ..run import head, numbers
+from ..run import head, numbers, read
 from . import long_prompt, plot, recording, report
 from .mps import multi_process_service
 from .peers import PEERS, Job, run_peer
@@ -38,12 +37,7 @@ PEER_S = 600.0  # most time for one peer
 
 def main() -> int:
     options = _options()
-    try:
-        prompts = read_prompts(options.prompts, options.first)
-        config = load(options.config)
-        found = models.find(_without_recording(config))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    prompts, config, found = read(options, options.first)
     if options.long_prompt >= found.max_context:
         sys.exit(f"error: --long-prompt {options.long_prompt} leaves no room in the context of {found.max_context}")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -176,11 +170,6 @@ class Measurement:
     def _say(self, what: str) -> None:
         seconds = self.result["timeline"][what] = round(time.monotonic() - self._begin, 1)
         print(f"{seconds:6.1f} s  {what}", file=sys.stderr, flush=True)
-
-
-def _without_recording(config: AppConfig) -> AppConfig:
-    """The configuration without the synthetic drafter, whose recording is yet to be made."""
-    return config.model_copy(update={"drafter": config.drafter.model_copy(update={"synthetic": None})})
 
 
 def _interrupt(*_: Any) -> None:
