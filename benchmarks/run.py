@@ -22,8 +22,8 @@ from ddtree.deployments.models import Models, find
 
 
 def read(options: argparse.Namespace, first: int | None = None) -> tuple[list[str], AppConfig, Models]:
-    """The `first` prompts, the configuration and its models that options `prompts` and `config` name. Ends the program, with what to do,
-    where they are of no use."""
+    """The `first` prompts, the configuration and its models that options `prompts` and `config` name. Ends the program, with what
+    to do, where they are of no use."""
     try:
         config = load(options.config)
         return read_prompts(options.prompts, first), config, find(without_synthetic(config))
