@@ -1,8 +1,7 @@
 """DFlash checkpoints on disk: the published form, and the same with int8 rows. Knows no target and no caches.
 
-int8 rows: every matrix `X.weight [out, in]` is int8 with `X.weight_scale [out]` beside it (weight = int8 · scale of the
-row), vectors stay fp32, and config.json says `"ddtree_quantization": {"format": "int8_rows"}`. A quarter of fp32, half
-of bf16; a row's error is at most half its scale, that is 1/254 of its largest element. Weights are dequantised at load.
+int8 rows (int8_rows.py): every matrix is int8 with a scale per row, vectors are fp32, and config.json says
+`"ddtree_quantization": {"format": "int8_rows"}`. Weights are dequantised at load.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from ddtree.drafter.config import QUANTIZATION_KEY, DrafterInfo
 from ddtree.drafter.dflash import DFlashModel
+from ddtree.drafter.int8_rows import dequantise, quantise, some
 from ddtree.drafter.tensors import read_tensors
-
-SCALE = "_scale"
 
 
 def load_published(
@@ -34,7 +32,10 @@ def load_published(
         return _make(info, dtype, torch.device(device))
     stored = read_tensors(info.checkpoint_dir)
     if info.quantization == "int8_rows":
-        stored = _dequantise(stored, info.checkpoint_dir)
+        try:
+            stored = dequantise(stored)
+        except ValueError as error:
+            raise ValueError(f"drafter {info.checkpoint_dir}: {error}") from error
     with torch.device("meta"):  # no time or memory for an initialisation that is overwritten
         model = DFlashModel(info)
     _check(stored, model, info.checkpoint_dir)
@@ -56,37 +57,7 @@ def save_published(model: DFlashModel, directory: str | Path, *, dtype: torch.dt
 
 def save_int8(model: DFlashModel, directory: str | Path) -> None:
     """Writes the int8-rows form (see the file header)."""
-    stored = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.dim() == 2:
-            stored[name], stored[name + SCALE] = quantise_rows(tensor)
-        else:
-            stored[name] = tensor.float()
-    _write(directory, model, stored, {QUANTIZATION_KEY: {"format": "int8_rows"}})
-
-
-def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight `[out, in]` → int8 `[out, in]` and fp32 scale `[out]`, rounded to nearest, symmetric (−127 … 127)."""
-    wide = weight.float()
-    scale = wide.abs().amax(1) / 127
-    rows = wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]  # a row of zeros stays zeros
-    return rows.round().to(torch.int8), scale
-
-
-def dequantise_rows(rows: Tensor, scale: Tensor) -> Tensor:
-    """The fp32 weight `[out, in]` of `quantise_rows`' results."""
-    return rows.float() * scale.float()[:, None]
-
-
-def _dequantise(stored: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    lacking = [name for name, t in stored.items() if t.dtype == torch.int8 and name + SCALE not in stored]
-    if lacking:
-        raise ValueError(f"drafter {directory}: int8 tensors without {SCALE!r} beside them: {_some(lacking)}")
-    return {
-        name: dequantise_rows(tensor, stored[name + SCALE]) if tensor.dtype == torch.int8 else tensor
-        for name, tensor in stored.items()
-        if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)
-    }
+    _write(directory, model, quantise(model.state_dict()), {QUANTIZATION_KEY: {"format": "int8_rows"}})
 
 
 def _check(stored: dict[str, Tensor], model: DFlashModel, directory: Path) -> None:
@@ -101,13 +72,9 @@ def _check(stored: dict[str, Tensor], model: DFlashModel, directory: Path) -> No
         ],
         "has unscaled integer": [name for name, tensor in stored.items() if not tensor.is_floating_point()],
     }
-    found = [f"{what} tensors {_some(names)}" for what, names in problems.items() if names]
+    found = [f"{what} tensors {some(names)}" for what, names in problems.items() if names]
     if found:
         raise ValueError(f"drafter {directory} does not match its config.json: it {' and '.join(found)}")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _write(directory: str | Path, model: DFlashModel, tensors: dict[str, Tensor], extra: dict[str, object]) -> None:

@@ -16,6 +16,7 @@ ARCHITECTURE = "DFlashDraftModel"
 QUANTIZATION_KEY = "ddtree_quantization"
 RANDOM_KEY = "ddtree_random_weights"  # true: there is no weights file, make some
 QUANTIZATIONS = ("int8_rows",)
+SCALE = "_scale"  # after the name of a tensor of int8 rows: their scales (int8_rows.py)
 PATH_HEAD = "path_head"  # folder of a checkpoint that has such a head (path_head.py)
 PATH_KINDS = ("bilinear", "vanilla", "gated", "mlp")  # of it; the first is what is trained unless another is asked for
 ROPE_TYPES = ("default", "yarn")
@@ -299,7 +300,7 @@ def path_head_size(checkpoint_dir: str | Path) -> tuple[int, int]:
     rank = parameters = 0
     for path in (Path(checkpoint_dir) / PATH_HEAD).glob("*.safetensors"):
         with safe_open(path, "np") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118, it is no mapping
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys() if not name.endswith(SCALE)}  # noqa: SIM118, it is no mapping
         parameters += sum(map(math.prod, shapes.values()))
         rank = max([rank, *(shape[-1] for name, shape in shapes.items() if name.endswith("markov_w1.weight"))])
     return rank, parameters

@@ -5,7 +5,7 @@ log-prob for each candidate of the slot before it, and what a candidate's siblin
 more of the same budget.
 
 It lies in a checkpoint's folder `path_head`, as engines read every *.safetensors at the top level and refuse names that they do
-not know. Tensors, in any floating dtype, with or without "markov_head." before them:
+not know. Tensors, in any floating dtype or as int8 rows (int8_rows.py), with or without "markov_head." before them:
     markov_w1.weight, markov_w2.weight   [V, r], of the token before and of the token itself
     gate.weight                          [r, d]: the gate is W h, h being the slot's normed hidden state
     gate_proj.weight, gate_proj.bias     [r, d + r], [r]: it is sigmoid(W [h, w1] + b) ("gated" in speculators)
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ddtree.drafter.config import PATH_HEAD, DrafterInfo
+from ddtree.drafter.int8_rows import dequantise, quantise
 from ddtree.drafter.items import Candidates
 from ddtree.drafter.tensors import read_tensors
 
@@ -61,18 +62,19 @@ class PathHead:
         """That of a checkpoint; None where it has none. Raises ValueError, naming the checkpoint, where it is no such head."""
         if not info.path_head:
             return None
-        stored = read_tensors(info.checkpoint_dir / PATH_HEAD)
         sizes = {"vocab_size": info.vocab_size, "hidden_size": info.hidden_size}
         try:
+            stored = dequantise(read_tensors(info.checkpoint_dir / PATH_HEAD))
             return cls({name: tensor.to(device, dtype) for name, tensor in stored.items()}, **sizes)
         except ValueError as error:
             raise ValueError(f"drafter {info.checkpoint_dir}: {error}") from error
 
     def save(self, checkpoint_dir: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Writes the folder into a checkpoint."""
+        """Writes the folder into a checkpoint. `dtype`: of the tensors; int8: as int8 rows."""
         folder = Path(checkpoint_dir) / PATH_HEAD
         folder.mkdir(parents=True, exist_ok=True)
-        stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.tensors.items()}
+        tensors = {name: tensor.detach().cpu() for name, tensor in self.tensors.items()}
+        stored = quantise(tensors) if dtype == torch.int8 else {k: t.to(dtype).contiguous() for k, t in tensors.items()}
         (folder / "model.safetensors").write_bytes(save(stored, {"format": "pt"}))
 
     def given_the_path(self, candidates: Candidates, hidden: Tensor, bonus: Tensor) -> Candidates:

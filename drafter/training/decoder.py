@@ -64,7 +64,7 @@ class Decoder:
         self.done = torch.ones(self.slots, dtype=torch.bool, device=device)
         self.history = torch.zeros(self.slots, size + 1, dtype=torch.int64, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and keyed_noise is None:  # whose kernel is compiled when it is first called
             self._capture()
 
     @torch.no_grad()

@@ -16,7 +16,6 @@ from ddtree.drafter.training.card import Facts, card
 from ddtree.drafter.training.options import TrainOptions
 
 PUBLISHED, INT8 = "checkpoint", "checkpoint-int8"
-WEIGHTS = "model.safetensors"
 
 
 def save_checkpoints(model: DFlashModel, out_dir: Path, head: PathHead | None = None) -> None:
@@ -29,8 +28,8 @@ def save_checkpoints(model: DFlashModel, out_dir: Path, head: PathHead | None = 
 
 def save_head(head: PathHead, out_dir: Path) -> None:
     """Into both forms."""
-    for form in (PUBLISHED, INT8):
-        head.save(out_dir / form)
+    head.save(out_dir / PUBLISHED)
+    head.save(out_dir / INT8, dtype=torch.int8)
 
 
 def facts(device: torch.device, count: int, data: str) -> Facts:
@@ -45,7 +44,8 @@ def save_card(
     """`README.md` in the run's folder and in both checkpoint folders."""
     out = options.out_dir
     forms = {"bf16": PUBLISHED, "int8": INT8}
-    megabytes = {form: (out / folder / WEIGHTS).stat().st_size / 1e6 for form, folder in forms.items()}
+    files = {form: (out / folder).rglob("*.safetensors") for form, folder in forms.items()}
+    megabytes = {form: sum(path.stat().st_size for path in found) / 1e6 for form, found in files.items()}
     text = card(options, target, known, metrics[-1] if metrics else {}, evaluation, megabytes)
     for folder in (out, out / PUBLISHED, out / INT8):
         (folder / "README.md").write_text(text)

@@ -35,7 +35,7 @@ class Ranks:
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
             atexit.register(dist.destroy_process_group)
-        return cls(rank, count)
+        return cls(rank, count) if count > 1 else ALONE
 
     @property
     def leads(self) -> bool:

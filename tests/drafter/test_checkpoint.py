@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ddtree.drafter.checkpoint import dequantise_rows, load_published, quantise_rows, save_int8, save_published
+from ddtree.drafter.checkpoint import load_published, save_int8, save_published
 from ddtree.drafter.config import DrafterConfig, DrafterInfo
 from ddtree.drafter.dflash import DFlashModel
+from ddtree.drafter.int8_rows import dequantise_rows, quantise_rows
 
 Make = Callable[..., DFlashModel]
 

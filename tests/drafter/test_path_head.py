@@ -168,6 +168,20 @@ def test_a_head_is_read_as_it_was_written(checkpoint: Path, kind: str, tmp_path:
         assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("kind", PATH_KINDS)
+def test_int8_rows_are_a_head_of_the_same_size(checkpoint: Path, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    tensors = random_tensors(kind)
+    head_of(tensors).save(tmp_path, dtype=torch.int8)
+    info = DrafterInfo.read(tmp_path)
+    assert (info.path_rank, info.path_parameters) == (RANK, sum(tensor.numel() for tensor in tensors.values()))
+    read = PathHead.load(info, dtype=torch.float32, device="cpu")
+    assert read is not None and read.kind == kind
+    for name, tensor in tensors.items():
+        bound = tensor.abs().amax(-1, keepdim=True) / 253
+        assert ((read.tensors[name] - tensor).abs() <= (bound if tensor.dim() == 2 else 0)).all()
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"markov_w2.weight": (VOCAB, RANK + 1)}, {"markov_w1.weight": (VOCAB - 1, RANK)}, {"joint_proj.weight": (3, 3)}],

@@ -18,6 +18,7 @@ import pytest
 from ddtree.drafter.training import TrainOptions, train_drafter
 from ddtree.drafter.training.answers import AnswerStore
 from ddtree.drafter.training.prompts import PromptSet
+from ddtree.drafter.training.ranks import ALONE, Ranks
 from ddtree.drafter.training.trainer import read_metrics
 
 CHECKS = Path(__file__).with_name("rank_checks.py")
@@ -38,6 +39,12 @@ def alone(target_dir: Path, run: Path) -> dict[str, Any]:
     spec.loader.exec_module(module)
     found: dict[str, Any] = module.steps(target_dir, run)
     return found
+
+
+def test_a_stray_rank_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert Ranks.join() == ALONE
 
 
 def test_a_whole_run_of_two(options: TrainOptions) -> None:
