@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +36,7 @@ from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.deployments.verified import of_prompt, verified
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice
 from ddtree.drafter.noised import noised
-from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_builder, tree_walker
+from ddtree.kernels import DraftTree, tree_builder, tree_walker
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
@@ -108,7 +109,7 @@ class Flight:
     work: Round
     layout: Layout
     laid: TreeBatch
-    walk: Callable[[Tensor], AcceptedPath] | None  # down its trees, from y on their nodes
+    walk: Callable[[Iterable[list[int]]], list[list[int]]] | None  # down its trees, by y at their nodes
     started: float
     size: StepSize
 
@@ -119,7 +120,6 @@ class Drawn:
 
     y: list[int]  # by sampling row
     paths: list[list[int]]  # accepted nodes, by tree
-    accepted: AcceptedPath | None  # where there were trees
 
 
 class RoundLoop:
@@ -250,7 +250,8 @@ class RoundLoop:
         self._think(work)
         for entry in entries:
             entry.sequence.flying = True
-        self._flight = Flight(work, layout, laid, self._walker(laid.tree), started, size)
+        walk = None if laid.tree is None else tree_walker(laid.tree)
+        self._flight = Flight(work, layout, laid, walk, started, size)
 
     def _end_round(self) -> Flight:
         """Take the result of the step that was begun."""
@@ -264,7 +265,7 @@ class RoundLoop:
         self._features, self._new_context = reference, {}
         drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
         if self._budgets and work.chosen:
-            self._unlearned = partial(self._budgets.note, work.chosen, drawn.accepted, drawn.paths)
+            self._unlearned = partial(self._budgets.note, work.chosen, drawn.paths)
             self.totals.forecast_tokens += sum(work.chosen.expected)
             self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
         self._settle(flight, drawn, result.logprobs)
@@ -469,23 +470,13 @@ class RoundLoop:
         sequences = [entry.sequence for entry in work.trees]
         return self._memory.numbers([s.tokens[-1] for s in sequences], [s.computed for s in sequences], budgets)
 
-    def _walker(self, tree: DraftTree | None) -> Callable[[Tensor], AcceptedPath] | None:
-        if tree is None:
-            return None
-        out = self._memory.walk(len(tree.tokens), tree.max_depth)
-        return tree_walker(tree, out) if out else partial(tree_accept, tree=tree)
-
     def _accept(self, flight: Flight, result: VerifyResult) -> Drawn:
-        """The walk down each tree. The host waits for nothing else."""
-        y = result.drawn.tolist()
+        """The walk down each tree."""
+        y, trees = result.drawn.tolist(), flight.layout.trees
         if flight.walk is None:
-            return Drawn(y, [[0]] * flight.layout.trees, None)
-        on_nodes = flight.laid.tree_y(result.y)
-        accepted = flight.walk(on_nodes)
-        if on_nodes.is_cuda:
-            torch.cuda.current_stream(on_nodes.device).synchronize()
-        walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)
-        return Drawn(y, [path[:n] for path, n in walks], accepted)
+            return Drawn(y, [[0]] * trees)
+        spans = pairwise(flight.layout.row_offsets[: trees + 1])
+        return Drawn(y, flight.walk(y[begin:end] for begin, end in spans))
 
     def _settle(self, flight: Flight, drawn: Drawn, logprobs: Logprobs | None) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""
