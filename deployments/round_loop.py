@@ -100,6 +100,9 @@ class Round:
     built: DraftTree | None = None  # and what they are to be chosen from
     chosen: Chosen | None = None
     drafted: int = 0  # sequences with a draft
+    brought: list[tuple[Sequence, bool]] = field(
+        default_factory=list
+    )  # who got tokens, and whether these were the last
 
 
 @dataclass(frozen=True)
@@ -271,7 +274,6 @@ class RoundLoop:
         self._settle(flight, drawn, result.logprobs)
         self._uncounted.append((work, drawn.paths))
         self.totals.rounds += 1
-        self.metrics.round(work.seconds)
         return flight
 
     def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
@@ -405,16 +407,9 @@ class RoundLoop:
 
     def _item(self, sequence: Sequence, bonus: bool) -> DraftItem:
         new = self._new_context.get(sequence.id)
-        item = DraftItem(
-            sequence=sequence.id,
-            restart=sequence.restart,
-            context=[new] if new else [],
-            bonus=sequence.tokens[-1] if bonus else None,
-            position=sequence.computed,
-            levels=sequence.levels,
-        )
-        sequence.restart = False
-        return item
+        restart, sequence.restart = sequence.restart, False
+        token = sequence.tokens[-1] if bonus else None
+        return DraftItem(sequence.id, restart, [new] if new else [], token, sequence.computed, sequence.levels)
 
     def _merge(self, work: Round, found: list[tuple[list[int], Candidates]]) -> Candidates | None:
         drafted = {i for rows, _ in found for i in rows}
@@ -486,10 +481,12 @@ class RoundLoop:
             sequence, first, base = entry.sequence, layout.row_offsets[i], entry.sequence.computed
             if i < decoding:
                 path = drawn.paths[i]
+                rows = [first + node for node in path]
                 sequence.accepted = Accepted(base, path)
-                tokens = [drawn.y[first + node] for node in path]
+                tokens = [drawn.y[row] for row in rows]
             else:
                 path = list(range(entry.rows))
+                rows = list(range(first, first + entry.rows))
                 sequence.accepted = None
                 tokens = [drawn.y[layout.row_offsets[decoding] + layout.drawn.index(i)]] if entry.finishes else []
                 sequence.stats.prefill_seconds += sum(work.seconds.values())
@@ -501,10 +498,10 @@ class RoundLoop:
                 if any(math.isnan(one.logprob) for one in of_prompt):
                     tokens = [-1]
             sequence.computed = base + len(path)
-            self._note_features(sequence, base, [first + node for node in path])
+            self._note_features(sequence, base, rows)
             if tokens:
                 told = self._told(flight, i, path, tokens) if sequence.request.tells_rounds else None
-                self._deliver(sequence, tokens, found, told)
+                self._deliver(work, sequence, tokens, found, told)
 
     def _told(self, flight: Flight, i: int, path: list[int], tokens: list[int]) -> VerifiedRound:
         """The round of entry i, for who asks for it."""
@@ -537,9 +534,17 @@ class RoundLoop:
             self.totals.drafted_tokens += budget
             self.totals.accepted_tokens += length - 1
             self.metrics.tree(budget, length - 1)
+        for sequence, finished in work.brought:
+            self.metrics.delivered(sequence, finished)
+        self.metrics.round(work.seconds)
 
     def _deliver(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs], told: VerifiedRound | None
+        self,
+        work: Round,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs],
+        told: VerifiedRound | None,
     ) -> None:
         if -1 in tokens:
             error = RuntimeError("the target's logits for this request are not finite")
@@ -555,7 +560,7 @@ class RoundLoop:
                 self._outgoing.append((sequence, RuntimeError(f"the grammar became too much to follow: {error}")))
                 return
         self.totals.generated_tokens += len(taken)
-        self.metrics.delivered(sequence, reason is not None)
+        work.brought.append((sequence, reason is not None))
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:

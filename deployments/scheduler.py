@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddtree.deployments.sequence import Sequence
 from ddtree.verifier.pages import OutOfPages, PageAllocator, page_keys
@@ -20,8 +21,7 @@ class QueueFull(RuntimeError):
     """As many requests wait as may."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):  # a tuple: made for every sequence of every round
     """What one step does for one sequence."""
 
     sequence: Sequence
@@ -153,7 +153,10 @@ class Scheduler:
         rows_left = self.limits.prefill_rows
         entries: list[Entry] = []
         free = [s for s in self.running if not s.flying]  # sorting is stable: arrival order within each kind
-        for sequence in sorted(free, key=lambda s: (0 if most is None else s.planned, not s.decoding)):
+        free.sort(key=lambda s: not s.decoding)
+        if most is not None:
+            free.sort(key=lambda s: s.planned)
+        for sequence in free:
             if len(entries) == most:
                 break
             if sequence not in self.running:  # preempted on the way
@@ -165,7 +168,9 @@ class Scheduler:
                 rows_left -= entry.rows
             sequence.planned = self._steps
             entries.append(entry)
-        return sorted(entries, key=lambda entry: not entry.sequence.decoding)
+        if most is not None:
+            entries.sort(key=lambda entry: not entry.sequence.decoding)
+        return entries
 
     def _entry(self, sequence: Sequence, rows_left: int) -> Entry | None:
         if sequence.decoding:
@@ -180,10 +185,9 @@ class Scheduler:
 
     def _provide(self, sequence: Sequence, rows: int, entries: list[Entry]) -> bool:
         """Give the sequence pages for `rows` KV rows, from later arrivals if need be. False: it has to wait."""
-        while True:
+        while (missing := self.pages.pages_for(rows) - len(sequence.pages)) > 0:
             try:
-                sequence.pages += self.pages.allocate(max(0, self.pages.pages_for(rows) - len(sequence.pages)))
-                return True
+                sequence.pages += self.pages.allocate(missing)
             except OutOfPages:
                 planned = {id(entry.sequence) for entry in entries}
                 later = self.running[self.running.index(sequence) + 1 :]
@@ -192,6 +196,7 @@ class Scheduler:
                 if victim is None:
                     return False
                 self._preempt(victim)
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
