@@ -244,13 +244,14 @@ class RoundLoop:
         work = Round(entries, trees, [entry.budget for entry in trees])
         candidates = self._timed(work, "draft", lambda: self._draft(work))
         layout, laid = self._timed(work, "build", lambda: self._build(work, candidates))
-        size = size_of(entries, work.budgets)
         if self._flight:
             self._end_round()
         started = time.perf_counter()
         self.verifier.start(laid.batch)
         self._send()
         self._think(work)
+        self.scheduler.keep_pages()
+        size = size_of(entries, work.budgets)
         for entry in entries:
             entry.sequence.flying = True
         walk = None if laid.tree is None else tree_walker(laid.tree)
@@ -309,7 +310,7 @@ class RoundLoop:
                 self.totals.moves += 1
                 self.totals.moved_rows += self.scheduler.rebuild_rows(sequence)
                 self.scheduler.rebuild_context(sequence)
-        held = {sequence.drafter for sequence in self.scheduler.running}
+        held = {sequence.drafter for sequence in self.scheduler.running} if self._leaving else set()
         for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
             self.forget_drafter(drafter, "it left")
 

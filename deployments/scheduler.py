@@ -143,8 +143,8 @@ class Scheduler:
     def plan(self, most: int | None = None) -> list[Entry]:
         """The entries of the next step, decoding ones first, of sequences that are in no step. Their pages are allocated. With
         `most`, so many at most: those that had to wait longest of those that there are pages for."""
-        for sequence in self.running:
-            self._keep(sequence)
+        if self.waiting:
+            self.keep_pages()
         for sequence in self._joining():
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -223,6 +223,11 @@ class Scheduler:
         if sequence.computed and sequence.wants_drafter:
             self.rebuild_context(sequence)
         sequence.stats.cached_tokens = max(sequence.stats.cached_tokens, sequence.computed)
+
+    def keep_pages(self) -> None:
+        """Offer the pages that became complete. Soon enough while the next step computes; `plan` does it where somebody waits."""
+        for sequence in self.running:
+            self._keep(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
         """Offer the sequence's pages that became complete."""
