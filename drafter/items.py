@@ -43,8 +43,9 @@ def packed(items: Sequence[DraftItem]) -> list[tuple[Any, ...]]:
 
 
 def unpacked(tuples: Sequence[tuple[Any, ...]]) -> list[DraftItem]:
+    new = tuple.__new__  # theirs is a function of Python
     return [
-        DraftItem(sequence, restart, [FeatureSlice(*part) for part in context], bonus, position, levels)
+        new(DraftItem, (sequence, restart, [new(FeatureSlice, part) for part in context], bonus, position, levels))
         for sequence, restart, context, bonus, position, levels in tuples
     ]
 
