@@ -100,9 +100,7 @@ class Round:
     built: DraftTree | None = None  # and what they are to be chosen from
     chosen: Chosen | None = None
     drafted: int = 0  # sequences with a draft
-    brought: list[tuple[Sequence, bool]] = field(
-        default_factory=list
-    )  # who got tokens, and whether these were the last
+    brought: list[tuple[Sequence, bool]] = field(default_factory=list)  # who got tokens, and whether the last ones
 
 
 @dataclass(frozen=True)
