@@ -106,15 +106,6 @@ class TreeBatch:
         torch.minimum(loose.q_len[:trees], tree.n_nodes, out=own.q_len[:trees])
         own.q_len[trees:] = loose.q_len[trees:]
 
-    def tree_y(self, y: Tensor) -> Tensor:
-        """y [M] of the step -> [B, N+1] per node of each tree, -1 where a tree has no such row."""
-        assert self.tree
-        tokens, nodes = self.tree.tokens, self._loose.nodes
-        y = y[: self._tree_rows].to(tokens.device)
-        if nodes is None:
-            return y.view(tokens.shape)
-        return torch.full_like(tokens, -1).flatten().index_copy_(0, nodes, y).view(tokens.shape)
-
 
 @dataclass(frozen=True)
 class _TreeRows:

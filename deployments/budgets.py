@@ -41,6 +41,7 @@ from ddtree.kernels import (
     tree_learn,
     tree_select,
 )
+from ddtree.verifier.transfer import to_device
 
 EDGES = np.log([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96])  # where what the drafter says is cut
 DEPTHS = 8  # told apart; deeper ones count as the last
@@ -197,10 +198,10 @@ class Budgets:
             found = tree_select(tree, self._table, choice.prices)
             return Chosen(choice, tree, found, found.nodes.tolist(), found.expected.tolist())
 
-    def note(self, chosen: Chosen, accepted: AcceptedPath | None, paths: list[list[int]]) -> None:
-        """These paths of the trees were accepted; None: no tree had nodes. May come as late as in the next round's thinking."""
-        if accepted:
-            tree_learn(self._table, chosen.tree, chosen.selection, accepted)
+    def note(self, chosen: Chosen, paths: list[list[int]]) -> None:
+        """These paths of the trees were accepted. May come as late as in the next round's thinking."""
+        if any(chosen.nodes):
+            tree_learn(self._table, chosen.tree, chosen.selection, _accepted(paths, chosen.tree))
         for sequence, expected, path in zip(chosen.choice.sequences, chosen.expected, paths, strict=True):
             if record := sequence.record:
                 record.expected = FADE * record.expected + expected
@@ -397,6 +398,13 @@ class Budgets:
 def _other(before: int, now: int) -> bool:
     """Whether there are half or twice as many sequences as before, when there were any."""
     return before > 0 and not before <= 2 * now <= 4 * before
+
+
+def _accepted(paths: list[list[int]], tree: DraftTree) -> AcceptedPath:
+    """Where the trees are. What they drew last is not said: nobody learns from it."""
+    nodes = torch.tensor([path + [-1] * (tree.max_depth + 1 - len(path)) for path in paths], dtype=torch.int32)
+    lengths = torch.tensor([len(path) for path in paths], dtype=torch.int32)
+    return to_device(AcceptedPath(nodes, lengths, lengths), tree.tokens.device)
 
 
 def _luck_of(sequences: list[Sequence]) -> NDArray[np.float32]:

@@ -68,13 +68,15 @@ class DrafterActor(MailActor):
         from ddtree.deployments.desk import Desk
         from ddtree.deployments.loading import load_drafter
         from ddtree.deployments.mailbox import Outbox
+        from ddtree.drafter.items import unpacked
 
         node_transport.register()
         self._thread = DeviceThread()
         self._drafter = self._thread.run(load_drafter, config, models)
         if config.transport != "objects":
             outbox = Outbox(config.drafter.device, bounds.of_drafter(config, models))
-            self._desk = Desk(self._thread, outbox, {"draft": self._draft})
+            methods = {"draft": lambda items, verified: self._draft(unpacked(items), verified)}
+            self._desk = Desk(self._thread, outbox, methods)
 
     def pid(self) -> int:
         return os.getpid()

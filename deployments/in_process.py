@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from ddtree.deployments.assembly import assemble
 from ddtree.deployments.config import AppConfig
 from ddtree.deployments.grammar import Grammars, tokenizer_of
@@ -39,6 +41,8 @@ class LocalTarget:
         self._result = self._target.step(batch)
 
     def result(self) -> tuple[VerifyResult, VerifyResult]:
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # what was drawn is on its way to the host
         return self._result, self._result
 
 

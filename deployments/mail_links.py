@@ -20,7 +20,7 @@ from ddtree.deployments.desk import ANNOUNCE
 from ddtree.deployments.mailbox import Inbox, Letter, Outbox, StaleMessage
 from ddtree.deployments.peers import LOST, Verified, lose, why
 from ddtree.deployments.round_loop import PeerLost
-from ddtree.drafter.items import Candidates, DraftItem
+from ddtree.drafter.items import Candidates, DraftItem, packed
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import VerifyBatch, VerifyResult
 
@@ -53,7 +53,7 @@ class MailDrafter:
             if features and features.outbox is not self._verifier:
                 self._line.introduce("verifier", features.outbox)
                 self._verifier = features.outbox
-            self._line.caller.start("draft", items, features and features.reference)
+            self._line.caller.start("draft", packed(items), features and features.reference)
         except LOST as error:
             raise PeerLost(why(error)) from error
 

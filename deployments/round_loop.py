@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +36,7 @@ from ddtree.deployments.sequence import Accepted, Sequence
 from ddtree.deployments.verified import of_prompt, verified
 from ddtree.drafter.items import Candidates, DraftItem, FeatureSlice
 from ddtree.drafter.noised import noised
-from ddtree.kernels import AcceptedPath, DraftTree, tree_accept, tree_builder, tree_walker
+from ddtree.kernels import DraftTree, tree_builder, tree_walker
 from ddtree.kernels.tree import Allocate
 from ddtree.verifier.batch import Logprobs, VerifyBatch, VerifyResult
 
@@ -99,6 +100,7 @@ class Round:
     built: DraftTree | None = None  # and what they are to be chosen from
     chosen: Chosen | None = None
     drafted: int = 0  # sequences with a draft
+    brought: list[tuple[Sequence, bool]] = field(default_factory=list)  # who got tokens, and whether the last ones
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Flight:
     work: Round
     layout: Layout
     laid: TreeBatch
-    walk: Callable[[Tensor], AcceptedPath] | None  # down its trees, from y on their nodes
+    walk: Callable[[Iterable[list[int]]], list[list[int]]] | None  # down its trees, by y at their nodes
     started: float
     size: StepSize
 
@@ -119,7 +121,6 @@ class Drawn:
 
     y: list[int]  # by sampling row
     paths: list[list[int]]  # accepted nodes, by tree
-    accepted: AcceptedPath | None  # where there were trees
 
 
 class RoundLoop:
@@ -241,16 +242,18 @@ class RoundLoop:
         work = Round(entries, trees, [entry.budget for entry in trees])
         candidates = self._timed(work, "draft", lambda: self._draft(work))
         layout, laid = self._timed(work, "build", lambda: self._build(work, candidates))
-        size = size_of(entries, work.budgets)
         if self._flight:
             self._end_round()
         started = time.perf_counter()
         self.verifier.start(laid.batch)
         self._send()
         self._think(work)
+        self.scheduler.keep_pages()
+        size = size_of(entries, work.budgets)
         for entry in entries:
             entry.sequence.flying = True
-        self._flight = Flight(work, layout, laid, self._walker(laid.tree), started, size)
+        walk = None if laid.tree is None else tree_walker(laid.tree)
+        self._flight = Flight(work, layout, laid, walk, started, size)
 
     def _end_round(self) -> Flight:
         """Take the result of the step that was begun."""
@@ -264,13 +267,12 @@ class RoundLoop:
         self._features, self._new_context = reference, {}
         drawn = self._timed(work, "accept", lambda: self._accept(flight, result))
         if self._budgets and work.chosen:
-            self._unlearned = partial(self._budgets.note, work.chosen, drawn.accepted, drawn.paths)
+            self._unlearned = partial(self._budgets.note, work.chosen, drawn.paths)
             self.totals.forecast_tokens += sum(work.chosen.expected)
             self.totals.forecast_accepted += sum(len(path) - 1 for path in drawn.paths)
         self._settle(flight, drawn, result.logprobs)
         self._uncounted.append((work, drawn.paths))
         self.totals.rounds += 1
-        self.metrics.round(work.seconds)
         return flight
 
     def _timed(self, work: Round, stage: str, run: Callable[[], Any]) -> Any:
@@ -306,7 +308,7 @@ class RoundLoop:
                 self.totals.moves += 1
                 self.totals.moved_rows += self.scheduler.rebuild_rows(sequence)
                 self.scheduler.rebuild_context(sequence)
-        held = {sequence.drafter for sequence in self.scheduler.running}
+        held = {sequence.drafter for sequence in self.scheduler.running} if self._leaving else set()
         for drafter in [name for name in self._leaving if name not in held or len(self._leaving) == len(self.drafters)]:
             self.forget_drafter(drafter, "it left")
 
@@ -404,16 +406,9 @@ class RoundLoop:
 
     def _item(self, sequence: Sequence, bonus: bool) -> DraftItem:
         new = self._new_context.get(sequence.id)
-        item = DraftItem(
-            sequence=sequence.id,
-            restart=sequence.restart,
-            context=[new] if new else [],
-            bonus=sequence.tokens[-1] if bonus else None,
-            position=sequence.computed,
-            levels=sequence.levels,
-        )
-        sequence.restart = False
-        return item
+        restart, sequence.restart = sequence.restart, False
+        token = sequence.tokens[-1] if bonus else None
+        return DraftItem(sequence.id, restart, [new] if new else [], token, sequence.computed, sequence.levels)
 
     def _merge(self, work: Round, found: list[tuple[list[int], Candidates]]) -> Candidates | None:
         drafted = {i for rows, _ in found for i in rows}
@@ -469,23 +464,13 @@ class RoundLoop:
         sequences = [entry.sequence for entry in work.trees]
         return self._memory.numbers([s.tokens[-1] for s in sequences], [s.computed for s in sequences], budgets)
 
-    def _walker(self, tree: DraftTree | None) -> Callable[[Tensor], AcceptedPath] | None:
-        if tree is None:
-            return None
-        out = self._memory.walk(len(tree.tokens), tree.max_depth)
-        return tree_walker(tree, out) if out else partial(tree_accept, tree=tree)
-
     def _accept(self, flight: Flight, result: VerifyResult) -> Drawn:
-        """The walk down each tree. The host waits for nothing else."""
-        y = result.drawn.tolist()
+        """The walk down each tree."""
+        y, trees = result.drawn.tolist(), flight.layout.trees
         if flight.walk is None:
-            return Drawn(y, [[0]] * flight.layout.trees, None)
-        on_nodes = flight.laid.tree_y(result.y)
-        accepted = flight.walk(on_nodes)
-        if on_nodes.is_cuda:
-            torch.cuda.current_stream(on_nodes.device).synchronize()
-        walks = zip(accepted.path.tolist(), accepted.n_accepted.tolist(), strict=True)
-        return Drawn(y, [path[:n] for path, n in walks], accepted)
+            return Drawn(y, [[0]] * trees)
+        spans = pairwise(flight.layout.row_offsets[: trees + 1])
+        return Drawn(y, flight.walk(y[begin:end] for begin, end in spans))
 
     def _settle(self, flight: Flight, drawn: Drawn, logprobs: Logprobs | None) -> None:
         """Move every sequence on by its rows, and hand out its new tokens."""
@@ -495,10 +480,12 @@ class RoundLoop:
             sequence, first, base = entry.sequence, layout.row_offsets[i], entry.sequence.computed
             if i < decoding:
                 path = drawn.paths[i]
+                rows = [first + node for node in path]
                 sequence.accepted = Accepted(base, path)
-                tokens = [drawn.y[first + node] for node in path]
+                tokens = [drawn.y[row] for row in rows]
             else:
                 path = list(range(entry.rows))
+                rows = list(range(first, first + entry.rows))
                 sequence.accepted = None
                 tokens = [drawn.y[layout.row_offsets[decoding] + layout.drawn.index(i)]] if entry.finishes else []
                 sequence.stats.prefill_seconds += sum(work.seconds.values())
@@ -510,10 +497,10 @@ class RoundLoop:
                 if any(math.isnan(one.logprob) for one in of_prompt):
                     tokens = [-1]
             sequence.computed = base + len(path)
-            self._note_features(sequence, base, [first + node for node in path])
+            self._note_features(sequence, base, rows)
             if tokens:
                 told = self._told(flight, i, path, tokens) if sequence.request.tells_rounds else None
-                self._deliver(sequence, tokens, found, told)
+                self._deliver(work, sequence, tokens, found, told)
 
     def _told(self, flight: Flight, i: int, path: list[int], tokens: list[int]) -> VerifiedRound:
         """The round of entry i, for who asks for it."""
@@ -546,9 +533,17 @@ class RoundLoop:
             self.totals.drafted_tokens += budget
             self.totals.accepted_tokens += length - 1
             self.metrics.tree(budget, length - 1)
+        for sequence, finished in work.brought:
+            self.metrics.delivered(sequence, finished)
+        self.metrics.round(work.seconds)
 
     def _deliver(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs], told: VerifiedRound | None
+        self,
+        work: Round,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs],
+        told: VerifiedRound | None,
     ) -> None:
         if -1 in tokens:
             error = RuntimeError("the target's logits for this request are not finite")
@@ -564,7 +559,7 @@ class RoundLoop:
                 self._outgoing.append((sequence, RuntimeError(f"the grammar became too much to follow: {error}")))
                 return
         self.totals.generated_tokens += len(taken)
-        self.metrics.delivered(sequence, reason is not None)
+        work.brought.append((sequence, reason is not None))
         if reason:
             self._end(sequence)
         if reason or sequence.request.every_round:

@@ -1,28 +1,22 @@
-"""Small memory of a round that the GPU reads and writes in place: pinned on the host, so that nothing needs to be copied.
+"""Small memory of a round that the GPU reads in place: pinned on the host, so that nothing needs to be copied.
 
 On a CPU it is ordinary memory. Knows shapes, not what the numbers mean.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-
 import torch
 from torch import Tensor
-
-from ddtree.kernels import AcceptedPath
 
 
 class RoundMemory:
     """What one round has, the next one overwrites: the stream must be done by then."""
 
     def __init__(self, device: torch.device, max_sequences: int) -> None:
-        self._pinned = device.type == "cuda"
-        self._empty = partial(torch.empty, dtype=torch.int32, pin_memory=self._pinned)
-        self._numbers = self._empty((3, max_sequences))
-        self._seeds = torch.empty(max_sequences, dtype=torch.int64, pin_memory=self._pinned)
-        self._scales = torch.empty(max_sequences, dtype=torch.float32, pin_memory=self._pinned)
-        self._walk = lru_cache(maxsize=128)(lambda batch, depth: AcceptedPath.allocate(batch, depth, self._empty))
+        pinned = device.type == "cuda"
+        self._numbers = torch.empty(3, max_sequences, dtype=torch.int32, pin_memory=pinned)
+        self._seeds = torch.empty(max_sequences, dtype=torch.int64, pin_memory=pinned)
+        self._scales = torch.empty(max_sequences, dtype=torch.float32, pin_memory=pinned)
 
     def numbers(self, *rows: list[int]) -> tuple[Tensor, ...]:
         """Up to three rows of equal length, as int32 tensors."""
@@ -35,7 +29,3 @@ class RoundMemory:
         self._seeds.numpy()[: len(seeds)] = seeds
         self._scales.numpy()[: len(seeds)] = scales
         return self._seeds[: len(seeds)], self._scales[: len(seeds)]
-
-    def walk(self, batch: int, depth: int) -> AcceptedPath | None:
-        """Where `tree_accept` writes; None where that is its own business."""
-        return self._walk(batch, depth) if self._pinned else None

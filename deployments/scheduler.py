@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddtree.deployments.sequence import Sequence
 from ddtree.verifier.pages import OutOfPages, PageAllocator, page_keys
@@ -20,8 +21,7 @@ class QueueFull(RuntimeError):
     """As many requests wait as may."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):  # a tuple: made for every sequence of every round
     """What one step does for one sequence."""
 
     sequence: Sequence
@@ -143,8 +143,8 @@ class Scheduler:
     def plan(self, most: int | None = None) -> list[Entry]:
         """The entries of the next step, decoding ones first, of sequences that are in no step. Their pages are allocated. With
         `most`, so many at most: those that had to wait longest of those that there are pages for."""
-        for sequence in self.running:
-            self._keep(sequence)
+        if self.waiting:
+            self.keep_pages()
         for sequence in self._joining():
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -153,7 +153,10 @@ class Scheduler:
         rows_left = self.limits.prefill_rows
         entries: list[Entry] = []
         free = [s for s in self.running if not s.flying]  # sorting is stable: arrival order within each kind
-        for sequence in sorted(free, key=lambda s: (0 if most is None else s.planned, not s.decoding)):
+        free.sort(key=lambda s: not s.decoding)
+        if most is not None:
+            free.sort(key=lambda s: s.planned)
+        for sequence in free:
             if len(entries) == most:
                 break
             if sequence not in self.running:  # preempted on the way
@@ -165,7 +168,9 @@ class Scheduler:
                 rows_left -= entry.rows
             sequence.planned = self._steps
             entries.append(entry)
-        return sorted(entries, key=lambda entry: not entry.sequence.decoding)
+        if most is not None:
+            entries.sort(key=lambda entry: not entry.sequence.decoding)
+        return entries
 
     def _entry(self, sequence: Sequence, rows_left: int) -> Entry | None:
         if sequence.decoding:
@@ -180,10 +185,9 @@ class Scheduler:
 
     def _provide(self, sequence: Sequence, rows: int, entries: list[Entry]) -> bool:
         """Give the sequence pages for `rows` KV rows, from later arrivals if need be. False: it has to wait."""
-        while True:
+        while (missing := self.pages.pages_for(rows) - len(sequence.pages)) > 0:
             try:
-                sequence.pages += self.pages.allocate(max(0, self.pages.pages_for(rows) - len(sequence.pages)))
-                return True
+                sequence.pages += self.pages.allocate(missing)
             except OutOfPages:
                 planned = {id(entry.sequence) for entry in entries}
                 later = self.running[self.running.index(sequence) + 1 :]
@@ -192,6 +196,7 @@ class Scheduler:
                 if victim is None:
                     return False
                 self._preempt(victim)
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
@@ -218,6 +223,11 @@ class Scheduler:
         if sequence.computed and sequence.wants_drafter:
             self.rebuild_context(sequence)
         sequence.stats.cached_tokens = max(sequence.stats.cached_tokens, sequence.computed)
+
+    def keep_pages(self) -> None:
+        """Offer the pages that became complete. Soon enough while the next step computes; `plan` does it where somebody waits."""
+        for sequence in self.running:
+            self._keep(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
         """Offer the sequence's pages that became complete."""

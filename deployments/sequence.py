@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from ddtree.deployments.grammar import GrammarState
 from ddtree.deployments.requests import GenerationRequest, RequestStats, TokenLogprobs
@@ -12,8 +13,7 @@ from ddtree.deployments.requests import GenerationRequest, RequestStats, TokenLo
 PATIENCE = 4.0  # tokens that count for a forecast when it is held against what was accepted
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(NamedTuple):  # a tuple: made for every sequence of every round
     """Where the KV rows of an accepted path lie: node i of the tree at slot `base` + i."""
 
     base: int  # committed KV rows before the path
@@ -92,7 +92,8 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        return self.pending == 1 and self.generated > 0
+        tokens = len(self.tokens)  # asked several times a round: no other property
+        return tokens - self.computed == 1 and tokens > len(self.request.prompt_ids)
 
     @property
     def accepts(self) -> float:
@@ -149,11 +150,12 @@ class Sequence:
 
     def append(self, token_ids: list[int], logprobs: Iterable[TokenLogprobs] = ()) -> tuple[list[int], str | None]:
         """Take the tokens of one round up to where the request ends. Returns those taken and why it ends, if it does."""
-        taken = token_ids[: self.remaining]
-        reason = "length" if self.generated + len(taken) >= self.request.max_tokens else None
-        for i, token in enumerate(taken):
-            if token in self.request.stop_token_ids:
-                taken, reason = taken[: i + 1], "stop"
+        left, stops = self.remaining, self.request.stop_token_ids
+        taken = token_ids[:left]
+        reason = "length" if len(taken) == left else None
+        for token in taken:
+            if token in stops:
+                taken, reason = taken[: taken.index(token) + 1], "stop"
                 break
         self._count(taken)
         self.tokens += taken

@@ -119,3 +119,8 @@ def loads(data: bytes | memoryview, find: Find | None = None) -> Any:
     (length,) = LENGTH.unpack_from(data)
     body = memoryview(data)[LENGTH.size :]
     return _Unpickler(io.BytesIO(body[:length]), _Found(bytearray(body[length:]), find)).load()
+
+
+def has_numbers(data: bytes) -> bool:
+    """Whether there are tensors in it that are not somewhere else."""
+    return len(data) > LENGTH.size + LENGTH.unpack_from(data)[0]

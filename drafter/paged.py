@@ -48,7 +48,7 @@ class PagedContexts:
         self._stack, self._free = stack, FreePages(pages, PAGE)
         self._pool = ContextPool(stack, pages)
         self._width = max(least, min(pages, -(-config.max_positions // PAGE)))
-        self._held: dict[str, Place] = {}
+        self._held: dict[str, tuple[Place, int]] = {}  # and context rows
         sizes = [2**i for i in range((max_sequences - 1).bit_length())]
         self._passes = [self._pass(size * config.block_size, size) for size in [*sizes, max_sequences]]
         if stack.device.type == "cuda" and graphs:
@@ -76,13 +76,13 @@ class PagedContexts:
     def end(self, sequence: str) -> int | None:
         """The position after its last context row; None where nothing is held of it."""
         held = self._held.get(sequence)
-        return None if held is None else held.start + held.length
+        return None if held is None else held[0].start + held[1]
 
     def release(self, sequences: Iterable[str] | None) -> None:
         """None: all. One that is not held is no error."""
         for sequence in list(self._held) if sequences is None else sequences:
             if (held := self._held.pop(sequence, None)) is not None:
-                self._free.give(held.pages.tolist())
+                self._free.give(held[0].pages.tolist())
 
     def draft(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> Candidates:
         """As `Drafter.draft`, of checked items. The candidates may be overwritten by the next call.
@@ -94,50 +94,64 @@ class PagedContexts:
         blocks, most = sum(item.bonus is not None for item in items), self._passes[-1].blocks
         if blocks > most:
             raise ValueError(f"a call drafts for at most {most} sequences (max_sequences)")
-        extensions, taken = self._reserve(items, features)
+        extensions, taken = self._reserve(items)
         try:
-            candidates = self._run(extensions, blocks, features)
+            candidates = self._run(extensions, blocks, _sources(items, features), features)
         except BaseException:
             self._free.give(taken)
             raise
         for item, extension in zip(items, extensions, strict=True):
             if item.restart:
                 self.release([item.sequence])
-            self._held[item.sequence] = extension.place
+            self._held[item.sequence] = extension.place, extension.length
         return candidates
 
-    def _reserve(self, items: Sequence[DraftItem], features: Sequence[Tensor]) -> tuple[list[Extension], list[int]]:
+    def _reserve(self, items: Sequence[DraftItem]) -> tuple[list[Extension], list[int]]:
         """What every item adds, and the pages taken for it: for the new rows and the block."""
-        block, plans, wanted = self._stack.config.block_size, [], 0
-        first = [0, *accumulate(tensor.shape[0] for tensor in features[:-1])]  # row of each when all lie in one
-        for item in items:
-            start = item.context[0].position if item.context else 0
-            held = Place.empty(start) if item.restart else self._held[item.sequence]
-            sources = [first[part.source] + row for part in item.context for row in part.rows]
-            room = held.length + len(sources) + (0 if item.bonus is None else block)
-            need = max(0, -(-room // PAGE) - len(held.pages))
-            plans.append((item, held, sources, need))
-            wanted += need
-        taken = self._free.take(wanted)
-        free, extensions = iter(taken), []
-        for item, held, sources, need in plans:
-            place = held.extended(held.length + len(sources), list(islice(free, need)))
-            extensions.append(Extension(sources, held.length, place, item.bonus))
+        block, extensions, wanted = self._stack.config.block_size, [], {}
+        for i, (sequence, restart, context, bonus, _, _) in enumerate(items):
+            if restart:
+                place, old = Place.empty(context[0].position if context else 0), 0
+            else:
+                place, old = self._held[sequence]
+            length = old
+            for part in context:
+                length += len(part.rows)
+            missing = length + (0 if bonus is None else block) - place.rows.shape[1]
+            if missing > 0:
+                wanted[i] = -(-missing // PAGE)
+            extensions.append(Extension(place, old, length, bonus))
+        taken = self._free.take(sum(wanted.values()))
+        free = iter(taken)
+        for i, pages in wanted.items():
+            place = extensions[i].place.extended(list(islice(free, pages)))
+            extensions[i] = extensions[i]._replace(place=place)
         return extensions, taken
 
-    def _run(self, extensions: list[Extension], blocks: int, features: Sequence[Tensor]) -> Candidates:
-        n = sum(len(extension.sources) for extension in extensions)
+    def _run(
+        self, extensions: list[Extension], blocks: int, sources: list[int], features: Sequence[Tensor]
+    ) -> Candidates:
+        n = len(sources)
         source = _one(features, self._stack) if n else None
         chosen = next(each for each in self._passes if each.blocks >= blocks)
         if n > (chosen.rows if blocks else 0):  # prompt chunks go ahead of the blocks
             alone = self._pass(n, 0)
-            alone.load([extension._replace(bonus=None) for extension in extensions], source)
+            alone.load([extension._replace(bonus=None) for extension in extensions], sources, source)
             alone.run(0)
-            extensions = [extension.fed() for extension in extensions]
+            extensions, sources = [extension.fed() for extension in extensions], []
         if not blocks:
             return self._stack.no_candidates()
-        chosen.load(extensions, source)
+        chosen.load(extensions, sources, source)
         return chosen.run(blocks)
+
+
+def _sources(items: Sequence[DraftItem], features: Sequence[Tensor]) -> list[int]:
+    """Of all new context rows, which row of `_one` each is made from."""
+    parts = [part for item in items for part in item.context]
+    if len(features) == 1:
+        return [row for part in parts for row in part.rows]
+    first = [0, *accumulate(tensor.shape[0] for tensor in features)]
+    return [first[part.source] + row for part in parts for row in part.rows]
 
 
 def _one(features: Sequence[Tensor], stack: Stack) -> Tensor:

@@ -35,37 +35,35 @@ class ContextPool:
 
 
 class Place(NamedTuple):
-    """Where the context of a sequence is: `length` rows from position `start` on, in pages with room for more."""
+    """Where the context of a sequence is: in pages with room for so many rows from position `start` on."""
 
     start: int
-    length: int
     pages: np.ndarray  # [P] int32
     rows: np.ndarray  # [2, P * PAGE] int64, slot and position of every row that there is room for
 
     @staticmethod
     def empty(start: int) -> Place:
-        return Place(start, 0, np.empty(0, dtype=np.int32), np.empty((2, 0), dtype=np.int64))
+        return Place(start, np.empty(0, dtype=np.int32), np.empty((2, 0), dtype=np.int64))
 
-    def extended(self, length: int, taken: list[int]) -> Place:
-        """With `length` rows, and with more pages."""
-        if not taken:
-            return Place(self.start, length, self.pages, self.rows)
-        pages = np.array([*self.pages, *taken], dtype=np.int32)
-        slots = (pages[:, None] * np.int64(PAGE) + np.arange(PAGE)).ravel()
-        return Place(self.start, length, pages, np.stack((slots, self.start + np.arange(len(slots)))))
+    def extended(self, taken: list[int]) -> Place:
+        """With more pages."""
+        more, room = np.array(taken, dtype=np.int32), self.rows.shape[1]
+        slots = (more[:, None] * np.int64(PAGE) + np.arange(PAGE)).ravel()
+        rows = np.stack((slots, np.arange(self.start + room, self.start + room + len(slots))))
+        return Place(self.start, np.concatenate((self.pages, more)), np.concatenate((self.rows, rows), 1))
 
 
 class Extension(NamedTuple):
     """What a pass adds to one sequence: context rows, and a block that is dropped again."""
 
-    sources: list[int]  # of its new context, rows of the features tensor
+    place: Place  # with room for both
     old: int  # context rows that it has
-    place: Place  # where it is when the new ones are in, with room for the block
+    length: int  # and those that it has when the new ones are in
     bonus: int | None  # None: no block
 
     def fed(self) -> Extension:
         """What is left to do when the rows are in."""
-        return Extension([], self.place.length, self.place, self.bonus)
+        return self._replace(old=self.length)
 
 
 class Pass:
@@ -115,18 +113,18 @@ class Pass:
             "ancestors": torch.empty(self.blocks * each, 0, dtype=torch.int32, device=device),
         }
 
-    def load(self, extensions: Sequence[Extension], features: Tensor | None) -> None:
-        """Fills in the inputs. Features `[T, n·d]`, on the device in the model's dtype, are gathered at once.
+    def load(self, extensions: Sequence[Extension], sources: Sequence[int], features: Tensor | None) -> None:
+        """Fills in the inputs. The rows `sources` of features `[T, n·d]`, on the device in the model's dtype, are gathered at
+        once: they are the new context of all extensions.
 
         Between two drafts other code runs, so every call made here is a slow one: few calls, whatever they do.
         """
-        sources = [row for extension in extensions for row in extension.sources]
         drafting = [extension for extension in extensions if extension.bonus is not None]
         n = len(sources)
         self._inputs.wait()
         self._sources[:n] = sources
         self._sources[n:] = 0
-        new = [place.rows[:, old : place.length] for _, old, place, _ in extensions]
+        new = [place.rows[:, old:length] for place, old, length, _ in extensions]
         np.concatenate([*new, self._padding[:, n:]], 1, out=self._context)
         self._load_blocks(drafting)
         self._inputs.send()
@@ -137,11 +135,11 @@ class Pass:
         lengths, tables = self._inputs.host["lengths"], self._inputs.host["tables"]
         b, slots = len(drafting), self._stack.config.block_size
         if drafting:
-            ends = [extension.place.length for extension in drafting]
             self._ids[:b, 0] = [extension.bonus for extension in drafting]
-            own = [each.place.rows[:, end : end + slots] for each, end in zip(drafting, ends, strict=True)]
+            own = [place.rows[:, length : length + slots] for place, _, length, _ in drafting]
             np.concatenate(own, 1, out=self._blocks[:, : b * slots])
-            lengths[:, :b] = ends, [end + slots - 1 for end in ends]
+            lengths[0, :b] = [extension.length for extension in drafting]
+            np.add(lengths[0, :b], slots - 1, out=lengths[1, :b])
             for row, extension in enumerate(drafting):
                 pages = extension.place.pages
                 if self._shown[row] is not pages:
@@ -167,7 +165,7 @@ class Pass:
         Raises:
             WaitsForDevice: something in the pass waits for the device, which a graph cannot hold.
         """
-        self.load([], None)
+        self.load([], [], None)
         stream = torch.cuda.Stream(self._stack.device)
         stream.wait_stream(torch.cuda.current_stream(self._stack.device))
         with torch.cuda.stream(stream):

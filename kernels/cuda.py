@@ -186,28 +186,16 @@ def _fields(tree: DraftTree) -> list[Tensor]:
 
 
 def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) -> AcceptedPath:
-    out = out or AcceptedPath.allocate(len(y), tree.max_depth, partial(_int32, device=y.device))
-    return tree_walker(tree, out)(y)
-
-
-def tree_walker(tree: DraftTree, out: AcceptedPath) -> Callable[[Tensor], AcceptedPath]:
-    return _TreeWalker(tree, out) if tree.tokens.shape[1] <= native.MAX_BUDGET + 1 else reference.tree_walker(tree, out)
-
-
-class _TreeWalker:
-    def __init__(self, tree: DraftTree, out: AcceptedPath) -> None:
-        (batch, nodes), self._out = tree.tokens.shape, out
-        self._device, self._held = tree.tokens.device, _fields(tree)  # to which `given` has pointers
-        given = native.Tree(*(x.data_ptr() for x in self._held))
-        outputs = (out.path.data_ptr(), out.n_accepted.data_ptr(), out.bonus.data_ptr())
-        last = (given, batch, nodes, tree.max_depth, *outputs, _stream(tree.tokens))
-        self._enqueue = library().bound("tree_accept", *last)
-
-    def __call__(self, y: Tensor) -> AcceptedPath:
-        y = y.contiguous()
-        with torch.cuda.device(self._device):
-            self._enqueue(y.data_ptr())
-        return self._out
+    batch, nodes = tree.tokens.shape
+    if nodes > native.MAX_BUDGET + 1:
+        return reference.tree_accept(y, tree, out=out)
+    out = out or AcceptedPath.allocate(batch, tree.max_depth, partial(_int32, device=y.device))
+    y, fields = y.contiguous(), _fields(tree)
+    given = native.Tree(*(x.data_ptr() for x in fields))
+    outputs = (out.path.data_ptr(), out.n_accepted.data_ptr(), out.bonus.data_ptr())
+    with torch.cuda.device(y.device):
+        library().call("tree_accept", y.data_ptr(), given, batch, nodes, tree.max_depth, *outputs, _stream(y))
+    return out
 
 
 def tree_select(tree: DraftTree, table: AcceptanceTable, prices: Prices) -> Selection:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
 from ddtree.kernels.checks import check_int32, check_reachable
 from ddtree.kernels.dispatch import implementation
+from ddtree.kernels.reference.tree_accept import walk
 from ddtree.kernels.tree import AcceptedPath, DraftTree
 
 
@@ -38,9 +39,12 @@ def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) 
     return implementation(y.device).tree_accept(y, tree, out=out)
 
 
-def tree_walker(tree: DraftTree, out: AcceptedPath) -> Callable[[Tensor], AcceptedPath]:
-    """`tree_accept` of a y [B, N+1] int32 that is still to come, on the trees' device, and is not checked: all else of the
-    call is made ready here (see `tree_builder`)."""
-    check_reachable("out.path", out.path, (tree.tokens.shape[0], tree.max_depth + 1), tree.tokens.device)
-    walker: Callable[[Tensor], AcceptedPath] = implementation(tree.tokens.device).tree_walker(tree, out)
-    return walker
+def tree_walker(tree: DraftTree) -> Callable[[Iterable[Sequence[int]]], list[list[int]]]:
+    """`tree_accept` on the host, made ready before there is a y: what the walks need of the trees is copied there now, which
+    waits for their device. So nothing is left to be enqueued, and to be waited for, when y comes.
+
+    What is returned takes the target's token at the first nodes of each tree, as many as it was asked for at, and gives the
+    paths; a path ends before a node without one.
+    """
+    trees = list(zip(tree.tokens.tolist(), tree.first_child.tolist(), tree.next_sibling.tolist(), strict=True))
+    return lambda y: [walk(drawn, *links) for drawn, links in zip(y, trees, strict=True)]

@@ -3,7 +3,7 @@
 from ddtree.kernels.reference.kv_compact import kv_compact
 from ddtree.kernels.reference.share_noise import share_noise, share_noise_path
 from ddtree.kernels.reference.topk_logprobs import topk_logprobs, topk_merge, topk_partial
-from ddtree.kernels.reference.tree_accept import tree_accept, tree_walker
+from ddtree.kernels.reference.tree_accept import tree_accept
 from ddtree.kernels.reference.tree_build import tree_build, tree_builder
 from ddtree.kernels.reference.tree_build_path import tree_build_path
 from ddtree.kernels.reference.tree_select import tree_learn, tree_select
@@ -22,7 +22,6 @@ __all__ = [
     "tree_builder",
     "tree_learn",
     "tree_select",
-    "tree_walker",
     "verify_attn",
     "verify_attn_mla",
 ]

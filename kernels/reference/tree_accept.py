@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,22 +10,26 @@ from torch import Tensor
 from ddtree.kernels.tree import AcceptedPath, DraftTree, into
 
 
-def tree_walker(tree: DraftTree, out: AcceptedPath) -> Callable[[Tensor], AcceptedPath]:
-    return lambda y: tree_accept(y, tree, out=out)
+def walk(
+    drawn: Sequence[int], tokens: Sequence[int], first_child: Sequence[int], next_sibling: Sequence[int]
+) -> list[int]:
+    """The path down one tree whose first nodes have these tokens of the target; it ends before a node that has none."""
+    path, child, known = [0], first_child[0], len(drawn)
+    while 0 <= child < known:  # links never lead into padding, so no token is compared with it
+        if tokens[child] == drawn[path[-1]]:
+            path.append(child)
+            child = first_child[child]
+        else:
+            child = next_sibling[child]
+    return path
 
 
 def tree_accept(y: Tensor, tree: DraftTree, *, out: AcceptedPath | None = None) -> AcceptedPath:
     paths, lengths, bonuses = [], [], []
-    for drawn, tokens, first_child, next_sibling in zip(
+    for drawn, *links in zip(
         y.tolist(), tree.tokens.tolist(), tree.first_child.tolist(), tree.next_sibling.tolist(), strict=True
     ):
-        path, child = [0], first_child[0]
-        while child >= 0:  # links never lead into padding, so no token is compared with it
-            if tokens[child] == drawn[path[-1]]:
-                path.append(child)
-                child = first_child[child]
-            else:
-                child = next_sibling[child]
+        path = walk(drawn, *links)
         lengths.append(len(path))
         bonuses.append(drawn[path[-1]])
         paths.append(path + [-1] * (tree.max_depth + 1 - len(path)))

@@ -72,6 +72,24 @@ def test_what_is_read_is_what_was_written(device: str, wanted: list[tuple[torch.
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_message_that_lies_where_one_before_did_is_opened_once(device: str) -> None:
+    """Unless numbers travel in its letter."""
+    outbox = Outbox(device, MIB)
+    inbox = peer(outbox)
+
+    def read(value: int, *inside: Tensor) -> Message:
+        message = Message("m", [torch.full((2, INLINE), value, device=device), *inside])
+        found: Message = inbox.read(outbox.write(message))
+        assert all(torch.equal(got, sent) for got, sent in zip(found.tensors, message.tensors, strict=True))
+        return found
+
+    first, second, third = (read(value) for value in range(3))
+    assert third is first and second is not first
+    first, second, third = (read(value, torch.tensor([1])) for value in range(3))
+    assert third is not first
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_last_message_stays_and_the_one_before_is_gone(device: str) -> None:
     outbox = Outbox(device, MIB)
     inbox = peer(outbox)
