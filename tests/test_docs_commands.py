@@ -93,7 +93,7 @@ NOT_IN_CI = {
     "cmake -S kernels/csrc -B build && cmake --build build --parallel": NVCC,
     "python -m ddtree.kernels.build": NVCC,
     "cd deployments/playground": NODE,
-    "npm ci": NODE,
+    "npm install": NODE,
     "npm run dev": NODE,
     "npm run build": NODE,
     "ddtree train-drafter --target smollm2-135m-instruct --out-dir runs/smollm2-135m --minutes 21 "
