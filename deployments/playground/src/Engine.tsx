@@ -83,24 +83,24 @@ function Cards({ health: { kv_pages: pages, ...found }, now, before }: State) {
   return (
     <>
       <div className="card">
-        <h3>Verifier</h3>
+        <h2>Verifier</h2>
         <p className={found.verifier_connected ? "up" : "down"}>{found.verifier_connected ? "connected" : "away"}</p>
         <small>messages by {found.transport}</small>
       </div>
       <div className="card">
-        <h3>Drafters</h3>
+        <h2>Drafters</h2>
         <p>{found.drafters.length}</p>
         <small>{found.drafters.join(", ") || "none: every tree is its root"}</small>
       </div>
       <div className="card">
-        <h3>Queue</h3>
+        <h2>Queue</h2>
         <p>
           {found.running} running, {found.waiting} waiting
         </p>
         <small>{decimal(rate)} tokens/s</small>
       </div>
       <div className="card">
-        <h3 id="kv">KV pages</h3>
+        <h2 id="kv">KV pages</h2>
         <p>
           {used.toLocaleString("en")} <small>of {pages.total.toLocaleString("en")} in use</small>
         </p>
@@ -110,7 +110,7 @@ function Cards({ health: { kv_pages: pages, ...found }, now, before }: State) {
         </small>
       </div>
       <div className="card wide">
-        <h3>Stages</h3>
+        <h2>Stages</h2>
         <Stages seconds={Object.fromEntries(stages)} label="Mean of a round" />
       </div>
     </>

@@ -10,7 +10,7 @@ from ...conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "deployments/playground"
 DIGESTS = FOLDER / "built/digests.json"
-REBUILD = "the page was not built since: cd deployments/playground && npm ci && npm run build"
+REBUILD = "the page was not built since: cd deployments/playground && npm install && npm run build"
 
 
 def digests(paths: list[Path], root: Path) -> dict[str, str]:

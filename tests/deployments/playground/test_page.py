@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 SWITCHES = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
 PATIENCE_MS = 90_000  # for an answer on busy cores
+WIDTHS = (360, 768, 1440)
 QUESTION = "Count from one to ten in words."
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -74,9 +75,10 @@ def finished(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def serious(page: Page) -> list[str]:
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {one['nodes'][0]['html']}" for one in found if one["impact"] in ("serious", "critical")]
+def findings(page: Page, width: int) -> list[str]:
+    """What axe objects to, of whatever impact, in a window so wide."""
+    page.set_viewport_size({"width": width, "height": 800})
+    return [f"{one['impact']} {one['id']}: {one['nodes'][0]['html']}" for one in Axe().run(page).response["violations"]]
 
 
 def test_an_answer_and_its_trees(server: str, visit: Open) -> None:
@@ -195,8 +197,9 @@ def test_the_engine_is_asked_only_while_it_is_shown(server: str, visit: Open) ->
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_accessible(server: str, visit: Open, scheme: str) -> None:
+    """At three widths; the smallest shows one half at a time."""
     page = visit(server, color_scheme=scheme, reduced_motion="reduce")
-    assert serious(page) == []
+    found = {f"empty, {width}": findings(page, width) for width in WIDTHS}
     page.get_by_label("Side by side").check()
     ask(page, **{"Max tokens": 12})
     expect(page.locator(".verdict")).to_be_visible()
@@ -204,7 +207,11 @@ def test_it_is_accessible(server: str, visit: Open, scheme: str) -> None:
     page.get_by_role("button", name="Engine").click()
     page.get_by_role("button", name="Sampling").click()
     expect(page.get_by_role("region", name="Engine")).to_contain_text("in use")
-    assert serious(page) == []
+    found |= {f"answered, {width}": findings(page, width) for width in WIDTHS}
+    page.set_viewport_size({"width": WIDTHS[0], "height": 800})
+    page.get_by_role("button", name="Tree", exact=True).click()
+    found["its tree"] = findings(page, WIDTHS[0])
+    assert not any(found.values()), found
 
 
 @pytest.mark.parametrize("width", [360, 768])

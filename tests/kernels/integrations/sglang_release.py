@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import linecache
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ddtree.kernels.integrations.sglang import RELEASE
+
+from . import sources
+from .sources import Definition
 
 
 def root() -> Path:
     """The package's folder. Skips where it is not installed."""
-    found = importlib.util.find_spec("sglang")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip(f"SGLang's sources are not installed: pip install --no-deps sglang=={RELEASE}")
-    return Path(found.submodule_search_locations[0])
+    return sources.root("sglang", f"pip install --no-deps sglang=={RELEASE}")
 
 
 def installed() -> str:
@@ -31,30 +26,9 @@ def installed() -> str:
         return "unknown"
 
 
-@cache
-def tree(file: str) -> ast.Module:
-    return ast.parse((root() / file).read_text(encoding="utf-8"))
-
-
-def definition(file: str, qualified: str) -> ast.FunctionDef | ast.ClassDef:
-    """A class, function or method. Raises LookupError where the release has moved it."""
-    if not (root() / file).is_file():
-        raise LookupError(f"SGLang has no {file}")
-    node: Any = tree(file)
-    for name in qualified.split("."):
-        found = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name]
-        if not found:
-            raise LookupError(f"{file} has no {qualified}")
-        node = found[-1]
-    return node
-
-
-def names(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
-    """Arguments of a function but for self and cls, fields of a dataclass."""
-    if isinstance(node, ast.ClassDef):
-        return [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-    found = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    return [name for name in found if name not in ("self", "cls")]
+def definition(file: str, qualified: str) -> Definition:
+    """Raises LookupError where the release has moved it."""
+    return sources.definition(root(), file, qualified)
 
 
 def run(file: str, function: str, **names_in_scope: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,29 +21,23 @@ from ddtree.kernels.integrations.sglang import RELEASE, Committed, VerifyTree, c
 from ..devices import on_devices
 from ..strategies import seeds
 from . import sglang_release
+from .sources import HOOK, check
 
 DOCUMENT = Path(__file__).parents[3] / "docs/sglang_integration.md"
+HOOKS = HOOK.findall(DOCUMENT.read_text(encoding="utf-8"))
 CHECKS = Path(__file__).with_name("sglang_checks.py")
-HOOK = re.compile(r"`([\w/]+\.py):([\w.]+)(?:\(([^)`]*)\))?`")  # FILE:NAME(ARGUMENTS), dataclasses with their fields
 VOCABULARY, BLOCK, WIDTH = 13, 5, 4
-
-
-def hooks() -> list[tuple[str, str, str]]:
-    return HOOK.findall(DOCUMENT.read_text(encoding="utf-8"))
 
 
 def test_the_release_is_the_one_that_is_documented() -> None:
     assert sglang_release.installed() == RELEASE
     assert f"sglang=={RELEASE}" in DOCUMENT.read_text(encoding="utf-8")
-    assert len(hooks()) > 20
+    assert len(HOOKS) > 20
 
 
-@pytest.mark.parametrize(("file", "name", "arguments"), hooks(), ids=lambda text: text.split("/")[-1] or "-")
+@pytest.mark.parametrize(("file", "name", "arguments"), HOOKS, ids=lambda text: text.split("/")[-1] or "-")
 def test_every_hook_is_where_the_document_says(file: str, name: str, arguments: str) -> None:
-    node = sglang_release.definition(file, name)
-    has = sglang_release.names(node)
-    named = [argument.strip() for argument in arguments.split(",") if argument.strip()]
-    assert [argument for argument in has if argument in named] == named, f"{name} has {has}"
+    check(sglang_release.root(), file, name, arguments)
 
 
 def test_a_hook_that_moved_is_found_out() -> None:
