@@ -78,6 +78,7 @@ GPU = "needs a GPU"
 HOSTS = "is for several machines, and a Ray that it starts ends only with every other on this one"
 NVCC = "needs nvcc; where there is one tests/kernels/test_native_build.py builds the same"
 NODE = "needs node and npm's packages; tests/deployments/playground/test_build.py holds the build to its sources"
+TRAINING = "takes minutes of an H200, and data that is not part of the project"
 NOT_IN_CI = {
     'pip install -e ".[cuda,vllm]"': "gigabytes of CUDA; CI installs vLLM's CPU build instead",
     "export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps": GPU,
@@ -96,9 +97,13 @@ NOT_IN_CI = {
     "npm install": NODE,
     "npm run dev": NODE,
     "npm run build": NODE,
-    "ddtree train-drafter --target smollm2-135m-instruct --out-dir runs/smollm2-135m --minutes 21 "
-    "--prompts gsm8k_train.jsonl --evaluate gsm8k_test.jsonl --evaluate humaneval.jsonl --evaluate mt_bench.jsonl "
-    "--evaluate spec_bench.jsonl": "21 minutes of an H200, and data that is not part of the project",
+    "ddtree train-drafter --out-dir runs/answers --seed 1 --prompts gsm8k_train.jsonl --evaluate held_out.jsonl "
+    "--functions 8000 --passages 5000 --generate-seconds 60 --stop-after answers": TRAINING,
+    "ddtree train-drafter --out-dir runs/long --seed 1 --context 8192 --long-share 1 --generate-seconds 70 "
+    "--stop-after answers": TRAINING,
+    "ddtree train-drafter --out-dir runs/smollm2-135m --seed 1 --initial smollm2-135m --context 8192 --path-rank 64 "
+    "--path-joint 1 --train-seconds 169 --prompts gsm8k_train.jsonl --evaluate held_out.jsonl --functions 8000 "
+    "--passages 5000": TRAINING,
 }
 
 

@@ -253,6 +253,7 @@ def eval_drafter(
             shared_noise=shared_noise,
             seed=seed,
             top_k=top_k,
+            preceding=preceding,
             context=context,
             device=device,
             dtype=dtype,

@@ -122,14 +122,16 @@ def test_a_real_run(tmp_path: Path, target_dir: Path) -> None:
             "--threads",
             "1",
         ),
-        *("--dtype", "float32", "--json", str(out), "--plot", str(plot)),
+        *("--dtype", "float32", "--top-k", "31", "--preceding", "20", "--json", str(out), "--plot", str(plot)),
     )
     assert code == 0, text
     assert "tree 16" in text and "calibration" in text and "2 of 2 answers" in text
+    assert "after 20 tokens of other prompts" in text
     assert plot.read_bytes().startswith(b"\x89PNG")
     result = json.loads(out.read_text())
     assert (result["target"], result["drafter"]) == ("smollm2-135m-instruct", "smollm2-135m")
     assert result["settings"]["budgets"] == [8, 16] and result["settings"]["noise_share"] == 0
+    assert [result["settings"][name] for name in ("tokens", "top_k", "preceding", "limit")] == [12, 31, 20, 2]
     found = result["sets"]["prompts"]
     assert found == result["all"] and (found["prompts"], found["left_out"]) == (2, 0)
     lengths = [found["columns"][name]["acceptance_length"] for name in ("chain", "8", "16")]
