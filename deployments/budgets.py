@@ -50,7 +50,7 @@ WHOLE = 32  # rounds between two whose drafts have all depths, to see what is mi
 OTHER = 64  # rounds between two whose nodes are chosen when they usually are not, to see what that takes
 SAMPLES = 64  # drafts that stand for those to come
 SAMPLED = 4  # of a round's drafts, about, become samples
-SMOOTH = 0.1  # weight of a round in what is averaged over rounds
+SMOOTH = 0.1  # weight of a round in what is averaged over rounds, and of a look over looks
 BACK = 1.05  # so much better than plain decoding drafts must promise to be before they are made again
 TRIES = 4  # different drafts, for a forecast without one; the same ones for all ways
 LOOK = 16  # rounds between two looks at what drafts would give, unless there are half or twice as many sequences
@@ -110,7 +110,22 @@ class _Look:
     sequences: list[Sequence]  # then, although some may be done by now
     luck: NDArray[np.float32]  # of each
     samples: dict[bool, list[_Sample]]
-    promises: list[float] = field(default_factory=list)
+    promises: list[float] = field(default_factory=list)  # by way, as far as it is
+
+
+class Promised:
+    """Promises by way, averaged over looks: one of a single sequence sees four drafts, and drafts differ more than ways do."""
+
+    def __init__(self) -> None:
+        self.mean, self._looks = np.zeros(1), 0
+
+    def forget(self) -> None:
+        self._looks = 0
+
+    def take(self, promises: list[float]) -> None:
+        self._looks += 1
+        weight = max(SMOOTH, 1 / self._looks)
+        self.mean = np.array(promises) if weight == 1 else self.mean + weight * (np.array(promises) - self.mean)
 
 
 class Budgets:
@@ -131,6 +146,7 @@ class Budgets:
         self._concerned = False  # whether any budget of this round adapts
         self._drafts = True  # whether anybody is drafted for
         self._looked = _Look(0, [], np.empty(0, np.float32), {})  # last, or is under way
+        self._promised = Promised()  # for about so many sequences
         self._promising = False  # whether they seem to pay for those that are not drafted for
         self._rounds, self._until = 0, 0  # rounds so far, and when drafts are tried again at the latest
         self._worth = BACK  # times the tokens per second of plain decoding that drafts give, prompts left out, averaged
@@ -244,7 +260,9 @@ class Budgets:
     def _look(self, ours: list[Sequence]) -> None:
         """Whether, how deep and in which order to draft for these: some ways a round, then what follows from all."""
         look = self._looked
-        if self._rounds >= look.begun + LOOK or _other(len(look.sequences), len(ours)):
+        if others := _other(len(look.sequences), len(ours)):
+            self._promised.forget()
+        if self._rounds >= look.begun + LOOK or others:
             samples = {kind: list(samples) for kind, samples in self._samples.items() if samples}
             self._looked = look = _Look(self._rounds, ours, _luck_of(ours), samples)
         left = self._ways[len(look.promises) :]
@@ -254,11 +272,12 @@ class Budgets:
         look.promises += [self._promise(look, *way) for way in now]
         if len(now) < len(left):
             return
-        best = max(look.promises)
-        if best == inf:  # nothing is known
+        if (best := max(look.promises)) == inf:  # nothing is known
             self._levels, self._prefers_after = self._horizon, True
         else:
-            self._levels, self._prefers_after = self._ways[look.promises.index(best)]
+            self._promised.take(look.promises)
+            best = float(self._promised.mean.max())
+            self._levels, self._prefers_after = self._ways[int(self._promised.mean.argmax())]
         if not self._prefers_after and best < 1:  # then trees of no nodes say nothing of it
             self._worth += SMOOTH * (best - self._worth)
         self._promising = best > BACK

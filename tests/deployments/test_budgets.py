@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddtree.deployments.budgets import LOOK, OTHER, Budgets
+from ddtree.deployments.budgets import LOOK, OTHER, Budgets, Promised
 from ddtree.deployments.costs import Costs
 from ddtree.deployments.pace import Pace
 
@@ -216,3 +216,18 @@ def test_nodes_are_chosen_when_it_takes_less(verifier: LocalVerifier) -> None:
         assert [n for n in rounds if after[n] != (not late)] == [n for n in rounds if n % OTHER == 0]
         if late:
             assert any(len(found) > 1 for found in sizes), "who is luckier gets more"
+
+
+def test_one_look_does_not_decide_how_to_draft() -> None:
+    """Four drafts of one sequence may say anything: what many looks say counts, and nothing of another number of sequences."""
+    promised = Promised()
+    for _ in range(5):
+        promised.take([2.0, 3.0])
+    promised.take([4.8, 3.2])
+    assert promised.mean.argmax() == 1
+    for _ in range(20):
+        promised.take([4.8, 3.2])
+    assert promised.mean.argmax() == 0
+    promised.forget()
+    promised.take([2.0, 3.0])
+    assert promised.mean.tolist() == [2.0, 3.0]
