@@ -185,7 +185,7 @@ def test_a_path_head_by_hand(tmp_path: Path) -> None:
     PathHead(tensors, vocab_size=49152, hidden_size=576).save(checkpoint)
     assert path_head_size(checkpoint) == (64, 6_328_320)
     with_head = make_plan(edited(tmp_path, source, drafter__checkpoint=str(checkpoint))).memory
-    plain = make_plan(source).memory
+    plain = make_plan(edited(tmp_path, source, drafter__path_head=False)).memory
     unused = make_plan(edited(tmp_path, source, drafter__checkpoint=str(checkpoint), drafter__path_head=False)).memory
     assert with_head.drafter is not None and plain.drafter is not None and unused.drafter == plain.drafter
     config = load(source)
