@@ -14,11 +14,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from ddtree.deployments.config import ROUTER_GPUS, AppConfig
+from ddtree.deployments.config import AppConfig
 from ddtree.deployments.device_actors import DrafterActor, make, pack
 from ddtree.deployments.models import Models
 from ddtree.deployments.requests import Delta, GenerationRequest
-from ddtree.deployments.router_actor import RouterActor
+from ddtree.deployments.router_deployment import make_router
 from ddtree.deployments.verifier_deployment import make_ranks, placement
 
 WAIT_S = 120
@@ -89,7 +89,7 @@ class Pod:
     def replace_router(self) -> None:
         """End the router and make another, which the drafters come to know."""
         ray.kill(self.router)
-        self.router = make_router(self.config, self.models, self.group)
+        self.router = make_router(self.config, self.models, Handle(self.group))
         for name, drafter in self.drafters.items():
             ray.get(self.router.register_drafter.remote(name, drafter), timeout=WAIT_S)
         self.wait(lambda status: status["verifier_connected"] and status["drafters"] == sorted(self.drafters))
@@ -162,10 +162,9 @@ class Pod:
         return [answers[i] for i in range(len(requests))]
 
 
-def make_router(config: AppConfig, models: Models, group: ActorHandle) -> Any:
-    return make(
-        RouterActor, config, models, Handle(group), num_gpus=ROUTER_GPUS if config.verifier.device == "cuda" else 0
-    )
+def overlapping(config: AppConfig, mode: str) -> AppConfig:
+    """The configuration with rounds that overlap so."""
+    return config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"overlap": mode})})
 
 
 def start(config: AppConfig, models: Models) -> Pod:
@@ -173,6 +172,6 @@ def start(config: AppConfig, models: Models) -> Pod:
     wanted = placement(config)
     places = placement_group(wanted["placement_group_bundles"], wanted["placement_group_strategy"])
     group = Group.remote(config, models, places)  # type: ignore[attr-defined]
-    pod = Pod(config, models, make_router(config, models, group), group, places)
+    pod = Pod(config, models, make_router(config, models, Handle(group)), group, places)
     pod.wait(lambda status: bool(status["verifier_connected"]))
     return pod

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +36,26 @@ def read(options: argparse.Namespace, first: int | None = None) -> tuple[list[st
 def without_synthetic(config: AppConfig) -> AppConfig:
     """The configuration without the synthetic drafter, whose recording a benchmark makes itself."""
     return config.model_copy(update={"drafter": config.drafter.model_copy(update={"synthetic": None})})
+
+
+class CutShort(Exception):
+    """The time is over, or somebody ended the run."""
+
+
+@contextmanager
+def limited(seconds: float) -> Generator[None, None, None]:
+    """For so long, or without end for 0. Raises CutShort in the block when the time is over, and when the process is to end."""
+
+    def cut(number: int, _: object) -> None:
+        raise CutShort(f"ended by {signal.Signals(number).name}")
+
+    for ending in (signal.SIGALRM, signal.SIGTERM):
+        signal.signal(ending, cut)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def head(name: str, package: str | None, arguments: Sequence[str] | None = None) -> dict[str, Any]:

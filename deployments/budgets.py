@@ -117,15 +117,14 @@ class Promised:
     """Promises by way, averaged over looks: one of a single sequence sees four drafts, and drafts differ more than ways do."""
 
     def __init__(self) -> None:
-        self.mean, self._looks = np.zeros(1), 0
+        self.forget()
 
     def forget(self) -> None:
-        self._looks = 0
+        self.mean, self._looks = np.zeros(1), 0
 
     def take(self, promises: list[float]) -> None:
         self._looks += 1
-        weight = max(SMOOTH, 1 / self._looks)
-        self.mean = np.array(promises) if weight == 1 else self.mean + weight * (np.array(promises) - self.mean)
+        self.mean = self.mean + max(SMOOTH, 1 / self._looks) * (np.array(promises) - self.mean)
 
 
 class Budgets:

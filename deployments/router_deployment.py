@@ -45,6 +45,12 @@ def routing(config: AppConfig) -> dict[str, Any]:
     return {"request_router_config": choice}
 
 
+def make_router(config: AppConfig, models: Models, verifier: Any) -> Any:
+    """Its actor. `verifier`: the deployment's handle, or what has its `broadcast`."""
+    share = ROUTER_GPUS if config.verifier.device == "cuda" else 0
+    return make(RouterActor, config, models, verifier, num_gpus=share)
+
+
 @serve.deployment(
     name="Router",
     ray_actor_options={"num_cpus": 0},
@@ -59,8 +65,7 @@ class Router:
 
     async def __init__(self, config: AppConfig, models: Models, verifier: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config, self._max_budget = config, config.tree.max_budget if models.drafter else 0
-        on_gpu = config.verifier.device == "cuda"
-        self._actor: Any = make(RouterActor, config, models, verifier, num_gpus=ROUTER_GPUS if on_gpu else 0)
+        self._actor = make_router(config, models, verifier)
         self._address = Address(self._actor._actor_id.hex(), pack([self._actor]))
         await self._actor.ready.remote()  # an actor that cannot start fails the deployment, with its reason
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ddtree.deployments.commands.client import ServerError
 
-from ..run import head, read
+from ..run import CutShort, head, read
 from ..serving.service import Failed, serving
 from . import plot, report
 from .findings import compare, leaks, per_kill, speed
@@ -31,10 +31,6 @@ from .streams import Ask, Crowd, Stream
 PROMPTS = Path("tests/data/prompts.jsonl")
 SAY_S = 5.0
 DRAFTLESS = 5  # every so many-th request is decoded without drafts
-
-
-class CutShort(Exception):
-    """The time is over."""
 
 
 def main() -> int:

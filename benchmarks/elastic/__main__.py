@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -27,26 +26,17 @@ from ddtree.deployments.config import AppConfig, read_document
 
 from ..chaos.findings import speed
 from ..chaos.streams import Ask, Crowd, Stream
-from ..run import head, numbers, read
+from ..run import CutShort, head, limited, numbers, read
 from ..serving.mps import multi_process_service
 from ..serving.service import Failed, serving
 from . import plot, report
 from .drafters import Drafters, with_drafters
 from .findings import Phase, answers, passed, per_phase, throughput
-from .tokens import Counted, Meter
+from .tokens import Meter, mixed
 
 PROMPTS = Path("tests/data/prompts.jsonl")
 POLL_S = 0.2
 SAY_S = 5.0
-REACH_S = 300.0  # weights load while all cores, or the GPU, have other work
-
-
-class CutShort(Exception):
-    """The time is over, or somebody ended the run."""
-
-
-class NotReached(RuntimeError):
-    """The drafters that were asked for did not come, or did not go."""
 
 
 def main() -> int:
@@ -55,8 +45,6 @@ def main() -> int:
     if config.drafter.checkpoint is None:
         sys.exit(f"error: {options.config} has no drafter, and the number of drafters is to change")
     options.out.mkdir(parents=True, exist_ok=True)
-    for ending in (signal.SIGALRM, signal.SIGTERM):
-        signal.signal(ending, _cut)
     run = Run(options, prompts, config, found.served_name)
     run.everything()
     print(report.markdown(run.result))
@@ -69,10 +57,7 @@ class Run:
     def __init__(self, options: argparse.Namespace, prompts: list[str], config: AppConfig, model: str) -> None:
         self._options, self._begin = options, time.monotonic()
         self._exact = config.target.dtype == "float32"
-        self._asks = [  # half of them greedy, half seeded
-            Counted(prompts[i % len(prompts)], options.max_tokens, 0.8 * (i % 2), seed=i)
-            for i in range(max(len(prompts), options.streams))
-        ]
+        self._asks = mixed(prompts, options.max_tokens, options.streams)
         self.result: dict[str, Any] = {
             **head(options.config.stem, __package__),
             "model": model,
@@ -90,9 +75,9 @@ class Run:
         document = with_drafters(read_document(options.config), options.drafters[0])
         config, log = options.out / f"elastic-{options.config.stem}.yaml", options.out / "service.log"
         config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-        signal.setitimer(signal.ITIMER_REAL, options.limit)
         try:
             with (
+                limited(options.limit),
                 multi_process_service() if options.mps else contextlib.nullcontext(),
                 serving(config, log, drafting=True) as url,
             ):
@@ -102,8 +87,6 @@ class Run:
                 self._load(url, drafters, expected)
         except (CutShort, RuntimeError, OSError, SubprocessError) as error:
             found["remarks"].append(f"{type(error).__name__}: {error}")
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         found["passed"] = passed(found)
         report.write(found, options.out)
         plot.draw(found, options.out)
@@ -145,9 +128,7 @@ class Run:
         """Raises NotReached."""
 
         def reached() -> bool:
-            if time.monotonic() - phase.asked > REACH_S:
-                raise NotReached(f"{drafters.seen[-1][1]} of {phase.drafters} drafters after {REACH_S:.0f} s")
-            return len(drafters.look()["drafters"]) == phase.drafters
+            return drafters.reached(phase.drafters, phase.asked)
 
         def say() -> None:
             self._progress(crowd, f"{drafters.seen[-1][1]} of {phase.drafters} drafters")
@@ -178,10 +159,6 @@ class Run:
 
     def _say(self, what: str) -> None:
         print(f"{time.monotonic() - self._begin:6.1f} s  {what}", file=sys.stderr, flush=True)
-
-
-def _cut(number: int, _: object) -> None:
-    raise CutShort(f"ended by {signal.Signals(number).name}")
 
 
 def _options() -> argparse.Namespace:

@@ -17,6 +17,11 @@ from ..serving.service import Failed
 # Ray takes another port where 8265 is taken, and says so on the terminal, with colours.
 DASHBOARD = re.compile(r"View the dashboard at .*?(https?://[\w.:\[\]-]+)")
 HEALTH_S = 20  # an ingress waits 15 s for a router
+REACH_S = 300.0  # weights load while all cores, or the GPU, have other work
+
+
+class NotReached(RuntimeError):
+    """The drafters that were asked for did not come, or did not go."""
 
 
 def with_drafters(document: dict[str, Any], number: int) -> dict[str, Any]:
@@ -54,6 +59,12 @@ class Drafters:
         if not self.seen or self.seen[-1][1] != number:
             self.seen.append((time.monotonic(), number))
         return health
+
+    def reached(self, number: int, asked: float) -> bool:
+        """Whether there are so many. Raises NotReached once they were asked for too long ago, and what `look` raises."""
+        if time.monotonic() - asked > REACH_S:
+            raise NotReached(f"{self.seen[-1][1]} of {number} drafters after {REACH_S:.0f} s")
+        return len(self.look()["drafters"]) == number
 
 
 def _serve(dashboard: str) -> Any:

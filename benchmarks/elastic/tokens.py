@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,13 @@ class Counted(Ask):
         body = super().body()
         body["stream_options"] |= {"continuous_usage_stats": True}
         return body
+
+
+def mixed(prompts: Sequence[str], max_tokens: int, least: int) -> list[Ask]:
+    """A request for each prompt, again from the first one on where `least` is more; half of them greedy, half seeded."""
+    return [
+        Counted(prompts[i % len(prompts)], max_tokens, 0.8 * (i % 2), seed=i) for i in range(max(len(prompts), least))
+    ]
 
 
 class Meter:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -32,8 +31,9 @@ from ddtree.deployments.commands.bench import BenchOptions, run_bench
 from ddtree.deployments.config import AppConfig, read_document
 
 from .. import pod as pods
+from ..elastic.tokens import mixed
 from ..overhead.windows import Prompts, measure
-from ..run import head, numbers, read, without_synthetic
+from ..run import CutShort, head, limited, numbers, read, without_synthetic
 from ..serving import recording
 from ..serving.mps import multi_process_service
 from ..serving.service import run_child, serving
@@ -46,10 +46,6 @@ STEPS = ("rounds", "service")
 GPUS_S = 120.0  # to time copies between all of them
 
 
-class CutShort(Exception):
-    """The time is over, or somebody ended the run."""
-
-
 def main() -> int:
     options = _options()
     prompts, config, found = read(options, options.first)
@@ -57,10 +53,7 @@ def main() -> int:
     for layout in options.layouts:
         layout.document(document)
     options.out.mkdir(parents=True, exist_ok=True)
-    for ending in (signal.SIGALRM, signal.SIGTERM):
-        signal.signal(ending, _cut)
     run = Run(options, prompts, document, found)
-    signal.setitimer(signal.ITIMER_REAL, options.limit)
     with multi_process_service() if options.mps else contextlib.nullcontext():
         run.everything(config.verifier.device == "cuda")
     print(report.markdown(run.result))
@@ -90,20 +83,23 @@ class Run:
     def everything(self, on_gpu: bool) -> None:
         """Where a step fails the reason is a remark, and the next one is taken."""
         try:
-            if on_gpu:
-                self._step("GPUs", self._gpus)
-            for layout in self._options.layouts:
-                entry = self.result["layouts"][str(layout)] = {"rounds": [], "service": {}}
-                document = layout.document(self._document)
-                if "rounds" in self._options.steps:
-                    self._step(f"rounds, layout {layout}", self._rounds, document, entry["rounds"])
-                if "service" in self._options.steps:
-                    self._step(f"service, layout {layout}", self._service, layout, document, entry["service"])
+            with limited(self._options.limit):
+                if on_gpu:
+                    self._step("GPUs", self._gpus)
+                for layout in self._options.layouts:
+                    self._layout(layout)
         except CutShort as error:
             self.result["remarks"].append(str(error))
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            self._save()
+        self._save()
+
+    def _layout(self, layout: Layout) -> None:
+        steps, document = self._options.steps, layout.document(self._document)
+        found: dict[str, Any] = {"rounds": [], "service": {}}
+        self.result["layouts"][str(layout)] = found
+        if "rounds" in steps:
+            self._step(f"rounds, layout {layout}", self._rounds, document, found["rounds"])
+        if "service" in steps:
+            self._step(f"service, layout {layout}", self._service, layout, document, found["service"])
 
     def _step(self, what: str, step: Callable[..., None], *args: Any) -> None:
         self._say(what)
@@ -142,14 +138,14 @@ class Run:
             windows.append({**kept, **asdict(found)})
             self._save()
 
-        pod = pods.start(_overlapping(config, "off"), self._models)
+        pod = pods.start(pods.overlapping(config, "off"), self._models)
         try:
             pod.add_drafter()
             for streams in options.streams:
                 window(streams, 0)
                 window(streams, options.budget)
             if config.transport == "mailbox":
-                pod.config = _overlapping(config, "on")
+                pod.config = pods.overlapping(config, "on")
                 pod.replace_router()
                 window(options.streams[-1], options.budget)
         finally:
@@ -158,45 +154,34 @@ class Run:
     # -- the service -----------------------------------------------------------------------------------------------------
 
     def _service(self, layout: Layout, document: dict[str, Any], found: dict[str, Any]) -> None:
-        options = self._options
-        config = options.out / f"layout-{layout}.yaml"
+        options, prompts = self._options, self._prompts
+        config, log = options.out / f"layout-{layout}.yaml", options.out / f"service-{layout}.log"
         config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         if document["applications"][0]["args"]["drafter"].get("synthetic"):
-            config = self._recorded(config)
-        with serving(config, options.out / f"service-{layout}.log", drafting=True) as url:
+            config = recording.replaying(config, options.out, prompts, options.max_tokens, options.concurrency)
+        with serving(config, log, drafting=True) as url:
             self._say(f"layout {layout} is served")
             found["runs"] = []
             for concurrency in options.concurrency:
-                bench = BenchOptions(url, requests(self._prompts, concurrency), options.max_tokens, concurrency)
+                bench = BenchOptions(url, requests(prompts, concurrency), options.max_tokens, concurrency)
                 run, answers = run_bench(bench)
                 for name in ("rows", "machine", "date", "versions", "model"):
                     run.pop(name)
-                found["runs"].append(run | {"concurrency": concurrency})
-                self._compare([answer["token_ids"] for answer in answers[: len(self._prompts)]], found)
+                found["runs"].append(run)
+                self._compare([answer["token_ids"] for answer in answers[: len(prompts)]], run)
                 self._save()
             if options.drafters or options.kills:
-                served = read_document(config)
-                log = options.out / f"service-{layout}.log"
-                changes = Changes(url, served, log, self._prompts, options.max_tokens, max(options.streams), self._say)
+                asks = mixed(prompts, options.max_tokens, max(options.streams))
+                changes = Changes(url, read_document(config), log, asks, max(options.streams), self._say)
                 found["changes"] = changes.found
                 changes.run(options.drafters, options.change_seconds, options.kills)
 
-    def _recorded(self, config: Path) -> Path:
-        """Serve without the synthetic drafter and record. Returns the configuration that replays what was recorded."""
-        options, out = self._options, self._options.out / f"{config.stem}.jsonl"
-        plain = recording.write_config(config, None, config.with_suffix(".recording.yaml"))
-        most = max(options.concurrency)
-        with serving(plain, config.with_suffix(".recording.log"), drafting=True) as url:
-            bench = BenchOptions(url, self._prompts, options.max_tokens, most)
-            recording.record(bench, max(len(requests(self._prompts, c)) for c in options.concurrency), out)
-        return recording.write_config(config, out, config.with_suffix(".replay.yaml"))
-
-    def _compare(self, answers: list[list[int]], found: dict[str, Any]) -> None:
+    def _compare(self, answers: list[list[int]], run: dict[str, Any]) -> None:
         """Plain answers beside those of the first layout at its first concurrency."""
         if self._reference is None:
             self._reference = answers
         same = sum(a == b for a, b in zip(answers, self._reference, strict=True))
-        found["runs"][-1]["plain_as_reference"] = same / len(answers)
+        run["plain_as_reference"] = same / len(answers)
 
     # -- all -------------------------------------------------------------------------------------------------------------
 
@@ -205,14 +190,6 @@ class Run:
 
     def _save(self) -> None:
         report.write(self.result, self._options.out)
-
-
-def _overlapping(config: AppConfig, mode: str) -> AppConfig:
-    return config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"overlap": mode})})
-
-
-def _cut(number: int, _: object) -> None:
-    raise CutShort(f"ended by {signal.Signals(number).name}")
 
 
 def _options() -> argparse.Namespace:

@@ -13,30 +13,32 @@ from ..chaos.monkey import Kill, Monkey
 from ..chaos.streams import Ask, Crowd
 from ..elastic.drafters import Drafters
 from ..elastic.findings import Phase, per_phase
-from ..elastic.tokens import Counted, Meter
+from ..elastic.tokens import Meter
 
 POLL_S = 0.1
-REACH_S = 120.0  # for drafters to load, or to leave
 
 
 class Changes:
     """`run` once. `found` is JSON values, and has what is known so far."""
 
     def __init__(
-        self, url: str, document: dict[str, Any], log: Path, prompts: Sequence[str], max_tokens: int, streams: int,
+        self,
+        url: str,
+        document: dict[str, Any],
+        log: Path,
+        asks: Sequence[Ask],
+        streams: int,
         say: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        """`document` is served at `url`, by descendants of this process, and `log` the service's output."""
-        self._url, self._document, self._log, self._streams, self._say = url, document, log, streams, say
-        self._asks: list[Ask] = [
-            Counted(prompts[i % len(prompts)], max_tokens, 0.8 * (i % 2), seed=i)
-            for i in range(max(len(prompts), streams))
-        ]
+    ) -> None:
+        """`document` is served at `url`, by descendants of this process, and `log` the service's output. All of `asks` are
+        `Counted`; so many are asked at a time."""
+        self._url, self._document, self._log, self._say = url, document, log, say
+        self._asks, self._streams = asks, streams
         self.found: dict[str, Any] = {}
 
     def run(self, drafters: Sequence[int], seconds: float, kills: Sequence[str]) -> None:
-        """Each number of drafters for so many seconds, then a kill of each kind, one after the other. Raises TimeoutError where
-        drafters do not come or go, NotRecovered where the service does not."""
+        """Each number of drafters for so many seconds, then a kill of each kind, one after the other. Raises NotReached
+        where drafters do not come or go, NotRecovered where the service does not."""
         begin = time.monotonic()
         with Crowd(self._url, self._asks, self._streams) as crowd:
             pass
@@ -57,7 +59,6 @@ class Changes:
                     self._say(f"{kind} killed, and replaced after {time.monotonic() - struck[-1].at:.1f} s")
                 over = True
         finally:
-            over = True
             streams = list(crowd.streams)
             self.found |= {
                 "load": speed(streams, begin) | compare(streams, expected),
@@ -67,11 +68,9 @@ class Changes:
 
     def _phase(self, phase: Phase, number: Drafters, seconds: float) -> None:
         self._say(f"{phase.drafters} drafters")
-        if len(phase.before["drafters"]) != phase.drafters:
+        if not number.reached(phase.drafters, phase.asked):
             number.ask(phase.drafters)
-        while len(number.look()["drafters"]) != phase.drafters:
-            if time.monotonic() - phase.asked > REACH_S:
-                raise TimeoutError(f"{number.seen[-1][1]} of {phase.drafters} drafters after {REACH_S:.0f} s")
+        while not number.reached(phase.drafters, phase.asked):
             time.sleep(POLL_S)
         phase.reached = time.monotonic()
         time.sleep(seconds)

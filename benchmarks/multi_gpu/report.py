@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddtree.deployments.requests import STAGES
-
 from ..overhead.windows import Window
 from ..run import save, table, where
-
-MODES = ("plain", "speculative")
+from ..serving.report import STAGE_HEAD, speed_cells, stage_cells
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
@@ -51,23 +48,13 @@ def _rounds(result: dict[str, Any]) -> list[str]:
         for row in found["rounds"]:
             window = Window(**{key: value for key, value in row.items() if key not in ("transport", "overlap")})
             # Where rounds overlap, devices compute at the same time: a difference says nothing there.
-            overhead = f"{window.overhead_ms:.2f}" if row["overlap"] == "off" else "–"
-            share = f"{window.overhead_ms / window.round_ms:.1%}" if row["overlap"] == "off" else "–"
-            times = [f"{ms:.2f}" for ms in (window.round_ms, window.draft_ms, window.verify_ms)]
-            speed = f"{window.tokens / window.seconds:.0f}"
-            rows.append(
-                (
-                    layout,
-                    row["transport"],
-                    row["overlap"],
-                    window.streams,
-                    window.budget,
-                    *times,
-                    overhead,
-                    share,
-                    speed,
-                )
+            says = row["overlap"] == "off"
+            overhead = (
+                [f"{window.overhead_ms:.2f}", f"{window.overhead_ms / window.round_ms:.1%}"] if says else ["–", "–"]
             )
+            times = [f"{ms:.2f}" for ms in (window.round_ms, window.draft_ms, window.verify_ms)]
+            what = layout, row["transport"], row["overlap"], window.streams, window.budget
+            rows.append((*what, *times, *overhead, f"{window.tokens / window.seconds:.0f}"))
     header = (
         "layout", "transport", "rounds overlap", "streams", "budget", "round, ms", "draft", "verify", "overhead", "share",
         "tokens/s",
@@ -76,38 +63,25 @@ def _rounds(result: dict[str, Any]) -> list[str]:
 
 
 def _speed(result: dict[str, Any]) -> list[str]:
-    rows = [
-        (
-            layout, run["concurrency"], f"{run['plain_tokens_per_s']:.0f}", f"{run['speculative_tokens_per_s']:.0f}",
-            f"{run['speedup']:.2f}", f"{run['acceptance_length']:.2f}", f"{run['identical']:.1%}",
-            f"{run['plain_as_reference']:.1%}",
-        )
-        for layout, found in result["layouts"].items()
-        for run in found["service"].get("runs", ())
-    ]  # fmt: skip
+    runs = _runs(result)
+    rows = [(layout, *speed_cells(run), f"{run['plain_as_reference']:.1%}") for layout, run in runs]
     header = (
         "layout", "streams", "plain tokens/s", "speculative", "speed-up", "tokens a round", "speculative = plain",
         "plain = the first layout's",
     )  # fmt: skip
-    synthetic = any(
-        run["synthetic_drafter"] for f in result["layouts"].values() for run in f["service"].get("runs", ())
-    )
+    synthetic = any(run["synthetic_drafter"] for _, run in runs)
     said = ["**Synthetic drafter: the speculative figures are no drafter's.**", ""] if synthetic else []
     return [*said, *table(header, rows)] if rows else []
 
 
 def _stages(result: dict[str, Any]) -> list[str]:
-    rows = [
-        (
-            layout, run["concurrency"], mode,
-            *(f"{run['stage_ms_per_round'][mode][stage]:.2f}" for stage in STAGES),
-            f"{run['rest_ms_per_round'][mode]:.2f}",
-        )
-        for layout, found in result["layouts"].items()
-        for run in found["service"].get("runs", ())
-        for mode in MODES
-    ]  # fmt: skip
-    return table(("layout", "streams", "ms of a round", *STAGES, "rest"), rows) if rows else []
+    rows = [(layout, *cells) for layout, run in _runs(result) for cells in stage_cells(run)]
+    return table(("layout", *STAGE_HEAD), rows) if rows else []
+
+
+def _runs(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every run of the service, with its layout."""
+    return [(layout, run) for layout, found in result["layouts"].items() for run in found["service"].get("runs", ())]
 
 
 def _changes(result: dict[str, Any]) -> list[str]:

@@ -68,8 +68,7 @@ def _pod(
         print(f"{config.transport}, {streams} streams, budget {budget}", file=sys.stderr, flush=True)
         return {"transport": config.transport, **asdict(measure(pod, prompts, streams, budget, options.seconds))}
 
-    one_by_one = config.scheduler.model_copy(update={"overlap": "off"})
-    pod = pods.start(config.model_copy(update={"scheduler": one_by_one}), found)
+    pod = pods.start(pods.overlapping(config, "off"), found)
     try:
         pod.add_drafter()
         for streams in options.streams:

@@ -112,16 +112,12 @@ class Measurement:
             self._say("end of the service")
 
     def _recorded(self) -> Path:
-        """Serve without the synthetic drafter and record. Returns the configuration that replays what was recorded."""
-        options, folder = self._options, self._options.out
-        config = recording.write_config(options.config, None, folder / "recording.yaml")
-        most = max(options.concurrency)
-        out = folder / "recording.jsonl"
-        with serving(config, folder / "recording.log", drafting=self._drafting) as url:
-            bench = BenchOptions(url, self._prompts, options.max_tokens, most)
-            recording.record(bench, max(len(requests(self._prompts, c)) for c in options.concurrency), out)
-            self._say("recorded")
-        return recording.write_config(options.config, out, folder / options.config.name)
+        options = self._options
+        config = recording.replaying(
+            options.config, options.out, self._prompts, options.max_tokens, options.concurrency
+        )
+        self._say("recorded")
+        return config
 
     @property
     def _drafting(self) -> bool:

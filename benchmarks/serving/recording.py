@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,9 @@ import yaml
 from ddtree.deployments.commands.bench import BenchOptions, Run
 from ddtree.deployments.commands.client import TIMEOUT, post_chat
 from ddtree.deployments.config import read_document
+
+from .service import serving
+from .workload import requests
 
 
 def write_config(source: Path, record: Path | None, out: Path) -> Path:
@@ -24,6 +28,17 @@ def write_config(source: Path, record: Path | None, out: Path) -> Path:
         drafter["synthetic"]["record"] = str(record.resolve())
     out.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return out
+
+
+def replaying(source: Path, folder: Path, prompts: Sequence[str], max_tokens: int, concurrency: Sequence[int]) -> Path:
+    """Serve `source` without its synthetic drafter, and record what it answers for `run_bench` at each concurrency. Returns the
+    configuration that replays it; that, the recording and the service's output are in `folder`."""
+    stem, out = f"{source.stem}-recording", folder / f"{source.stem}-recording.jsonl"
+    plain = write_config(source, None, folder / f"{stem}.yaml")
+    with serving(plain, folder / f"{stem}.log", drafting=True) as url:
+        options = BenchOptions(url, prompts, max_tokens, max(concurrency))
+        record(options, max(len(requests(prompts, c)) for c in concurrency), out)
+    return write_config(source, out, folder / f"{source.stem}-replay.yaml")
 
 
 def record(options: BenchOptions, requests: int, out: Path) -> None:

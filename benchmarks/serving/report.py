@@ -10,6 +10,7 @@ from ddtree.deployments.requests import STAGES
 from ..run import save, table, where
 
 MODES = ("plain", "speculative")
+STAGE_HEAD = ("streams", "ms of a round", *STAGES, "rest")
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
@@ -32,18 +33,19 @@ def markdown(result: dict[str, Any]) -> str:
 
 def _speed(result: dict[str, Any]) -> list[str]:
     head = ("streams", "plain tokens/s", "speculative tokens/s", "speed-up", "tokens per round", "identical outputs")
-    rows = [
-        (
-            run["settings"]["concurrency"],
-            f"{run['plain_tokens_per_s']:.1f}",
-            f"{run['speculative_tokens_per_s']:.1f}",
-            f"{run['speedup']:.2f}",
-            f"{run['acceptance_length']:.2f}",
-            f"{run['identical']:.1%}",
-        )
-        for run in result["runs"]
-    ]
-    return _table(head, rows)
+    return _table(head, [speed_cells(run) for run in result["runs"]])
+
+
+def speed_cells(run: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a result of `run_bench`: streams, tokens/s plain and speculative, speed-up, tokens a round, share of same outputs."""
+    return (
+        run["settings"]["concurrency"],
+        f"{run['plain_tokens_per_s']:.1f}",
+        f"{run['speculative_tokens_per_s']:.1f}",
+        f"{run['speedup']:.2f}",
+        f"{run['acceptance_length']:.2f}",
+        f"{run['identical']:.1%}",
+    )
 
 
 def _peers(result: dict[str, Any]) -> list[str]:
@@ -61,13 +63,17 @@ def _peers(result: dict[str, Any]) -> list[str]:
 
 
 def _stages(result: dict[str, Any]) -> list[str]:
+    return _table(STAGE_HEAD, [cells for run in result["runs"] for cells in stage_cells(run)])
+
+
+def stage_cells(run: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Of a result of `run_bench`, a row for each mode, under STAGE_HEAD."""
     rows = []
-    for run in result["runs"]:
-        for mode in MODES:
-            stages = [f"{run['stage_ms_per_round'][mode][stage]:.2f}" for stage in STAGES]
-            rest = f"{run['rest_ms_per_round'][mode]:.2f}"
-            rows.append((run["settings"]["concurrency"], mode, *stages, rest))
-    return _table(("streams", "ms of a round", *STAGES, "rest"), rows)
+    for mode in MODES:
+        stages = [f"{run['stage_ms_per_round'][mode][stage]:.2f}" for stage in STAGES]
+        rest = f"{run['rest_ms_per_round'][mode]:.2f}"
+        rows.append((run["settings"]["concurrency"], mode, *stages, rest))
+    return rows
 
 
 def _long_prompt(result: dict[str, Any]) -> list[str]:

@@ -12,9 +12,10 @@ import pytest
 import ray
 import torch
 
-from benchmarks.pod import WAIT_S, Pod, make_router
+from benchmarks.pod import WAIT_S, Handle, Pod
 from ddtree.deployments.config import ApiConfig
 from ddtree.deployments.errors import NotReady
+from ddtree.deployments.router_deployment import make_router
 
 from . import tiny_pod
 from .tiny import request
@@ -126,7 +127,7 @@ def test_requests_wait_only_so_long_for_a_verifier(pod: Pod) -> None:
     late, patience = tiny_pod.Late.remote(pod.group), 1.0  # type: ignore[attr-defined]
     ray.kill(pod.router)
     config = pod.config.model_copy(update={"api": ApiConfig(verifier_wait_s=patience)})
-    pod.router = make_router(config, pod.models, late)
+    pod.router = make_router(config, pod.models, Handle(late))
     ray.get(pod.router.pid.remote(), timeout=WAIT_S)
 
     def refused() -> float:
