@@ -16,6 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayError
 
 from ddtree.deployments.device_thread import DeviceThread
+from ddtree.deployments.openmp import end_threads, usable_cores
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -71,7 +72,7 @@ class DrafterActor(MailActor):
         from ddtree.drafter.items import unpacked
 
         node_transport.register()
-        self._thread = DeviceThread()
+        self._thread = _device_thread(config)
         self._drafter = self._thread.run(load_drafter, config, models)
         if config.transport != "objects":
             outbox = Outbox(config.drafter.device, bounds.of_drafter(config, models))
@@ -117,7 +118,7 @@ class VerifierRank(MailActor):
         self._config, self._models = config, models
         self._router: ActorHandle | None = None  # whose group this is
         self._loads = wire.loads
-        self._thread = DeviceThread()
+        self._thread = _device_thread(config)
         self._begun = 0
         self._timed: TimedSteps | None = None
 
@@ -209,6 +210,15 @@ def _lives(router: Any) -> bool:
     except RayError:
         return True
     return True
+
+
+def _device_thread(config: AppConfig) -> DeviceThread:
+    """Drafter and verifier compute in turn. Where they have more threads than there are cores, those of one are not to spin on
+    when it is the other's turn."""
+    verifier, drafter = config.verifier, config.drafter
+    both = drafter.checkpoint is not None and verifier.device == drafter.device == "cpu"
+    threads = verifier.tensor_parallel_size * verifier.threads + drafter.threads
+    return DeviceThread(rest=end_threads) if both and threads > usable_cores() else DeviceThread()
 
 
 def _complete(to_host: bool, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -31,9 +31,11 @@ class DeviceThread:
     When the process ends, a call that has begun is finished, and the files are closed.
     """
 
-    def __init__(self, awake_s: float | None = None) -> None:
-        """`awake_s`: see `polling.select`; None: what suits this machine."""
+    def __init__(self, awake_s: float | None = None, rest: Callable[[], None] = lambda: None) -> None:
+        """`awake_s`: see `polling.select`; None: what suits this machine. `rest` is called after every call, which is answered
+        then."""
         self.busy_seconds = 0.0  # spent in calls so far, loading included
+        self._rest = rest
         self._awake_s = polling.awake_s() if awake_s is None else awake_s
         self._selector = selectors.DefaultSelector()
         self._calls: deque[Callable[[], None]] = deque()
@@ -72,6 +74,7 @@ class DeviceThread:
             for key, _ in polling.select(self._selector, self._awake_s):
                 begin = time.perf_counter()
                 key.data()
+                self._rest()
                 self.busy_seconds += time.perf_counter() - begin
         self._run_calls()  # that were taken before the end was known
         for key in list(self._selector.get_map().values()):

@@ -10,6 +10,8 @@ import os
 import selectors
 import time
 
+from ddtree.deployments.openmp import usable_cores
+
 AWAKE_S = 0.005  # as long as a small model's round: what takes longer does not notice the waking
 CORES = 8  # from here on router, drafter and a verifier's rank can poll at once and leave cores to those that compute
 
@@ -18,8 +20,7 @@ Ready = list[tuple[selectors.SelectorKey, int]]
 
 def awake_s() -> float:
     """Seconds that a thread of this process should poll before it sleeps."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return AWAKE_S if cores >= CORES else 0.0
+    return AWAKE_S if usable_cores() >= CORES else 0.0
 
 
 def select(selector: selectors.BaseSelector, awake_s: float, timeout: float | None = None) -> Ready:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ddtree.deployments.openmp import usable_cores
+
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -29,7 +31,7 @@ class Machine:
         flags = (cpuinfo.get("flags") or cpuinfo.get("Features") or "").split()
         return cls(
             cpu=cpuinfo.get("model name") or platform.processor() or platform.machine(),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=usable_cores(),
             bf16=tuple(flag for flag in BF16_FLAGS if flag in flags),
             memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             gpus=_gpus(),

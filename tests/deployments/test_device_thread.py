@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,25 @@ def call_after_the_end():
             return print(error, flush=True)
 
 threading.Thread(target=call_after_the_end).start()
+"""
+
+RESTING = """
+import os
+import torch
+from ddtree.deployments.device_thread import DeviceThread
+from ddtree.deployments.openmp import end_threads
+
+def threads_left(thread):
+    a = torch.ones(512, 512)
+    there = len(os.listdir("/proc/self/task"))
+    for _ in range(2):  # the pool is made anew
+        assert thread.run(lambda: float((a @ a).sum())) == 512**3
+        thread.run(int)  # comes after the rest
+    return len(os.listdir("/proc/self/task")) - there
+
+torch.set_num_threads(2)
+end_threads()  # no pool yet
+print(threads_left(DeviceThread()), threads_left(DeviceThread(rest=end_threads)))
 """
 
 
@@ -90,6 +110,12 @@ def test_only_work_counts(thread: DeviceThread) -> None:
 def test_the_end_of_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the process is ending\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux lists them")
+def test_a_rest_ends_the_threads_that_would_spin() -> None:
+    ended = subprocess.run([sys.executable, "-c", RESTING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "1 0\n"), ended.stderr
 
 
 @pytest.mark.parametrize("awake_s", [0, 0.05])
