@@ -67,6 +67,12 @@ class VerifierConfig(Section):
     threads: int = Field(
         2, ge=1, description="torch threads of a rank on a CPU; more than there are cores collapses speed."
     )
+    batch_invariant: bool = Field(
+        False,
+        description="On a CPU, with backend hf: what a row computes does not depend on the rows beside it. In bfloat16, too, "
+        "speculative output is then plain output to the token, whatever the tree and the company. Steps take longer, the more "
+        "the longer the context.",
+    )
     page_size: int = Field(16, ge=1, description="KV rows a page.")
     kv_tokens: Tokens = Field(
         32768,
@@ -84,6 +90,10 @@ class VerifierConfig(Section):
             raise ValueError("verifier.kv_tokens auto is sized from GPU memory; on a cpu give a number")
         if self.tensor_parallel_size > 1 and self.backend == "hf":
             raise ValueError("verifier.backend hf runs on one device; tensor_parallel_size above 1 needs backend vllm")
+        if self.batch_invariant and (self.backend, self.device) != ("hf", "cpu"):
+            raise ValueError(
+                "verifier.batch_invariant is for backend hf on device cpu; leave it out, or compute in float32"
+            )
         return self
 
 

@@ -51,4 +51,5 @@ def load_target(config: AppConfig, models: Models, ranks: backends.Ranks | None 
         feature_layers=models.feature_layers,
         threads=config.verifier.threads,
         graphs=step_sizes(config, models),
+        batch_invariant=config.verifier.batch_invariant,
     )

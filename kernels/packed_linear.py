@@ -31,9 +31,10 @@ class PackedLinear(nn.Module):
 
 
 def padded_rows(rows: int) -> int:
-    """As many up to 64, the next multiple of 8 up to 256, and of 32 beyond: few kernels, and little to compute for nothing."""
+    """As many up to 64, the next multiple of 8 up to 256, and of 32 beyond: few kernels, and little to compute for nothing. 2 for
+    one: alone it is summed in another order, and would not get the bits that it gets among others."""
     each = 1 if rows <= 64 else 8 if rows <= 256 else 32
-    return -(-rows // each) * each
+    return 2 if rows == 1 else -(-rows // each) * each
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

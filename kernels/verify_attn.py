@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ddtree.kernels import reference
 from ddtree.kernels.checks import FLOATS, check, check_slots
 from ddtree.kernels.dispatch import implementation
 from ddtree.kernels.rows import Rows
 
 
-def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float) -> tuple[Tensor, Tensor]:
+def verify_attn(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float, batch_invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     """Each row attends to its sequence's committed prefix and to its own ancestors, itself included (GQA form).
 
     The step's keys and values must already be in the cache, row i of a sequence at slot seq_len + i. Slots that no row
@@ -21,6 +24,8 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
             Hkv, and query head h reads key head h // (Hq / Hkv).
         rows: layout of the T rows.
         scale: factor of the scores before the softmax.
+        batch_invariant: on a CPU alone: a row in bfloat16 or float16 gets the same bits as a row of a tree, of a chunk and
+            by itself, but for one in about 10^11. Slower.
 
     Returns:
         out [T, Hq, D] in q's dtype, and lse [T, Hq] float32: the natural log of each softmax's denominator. Rows past
@@ -40,7 +45,11 @@ def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scal
     check_slots("v_cache", v_cache, 0, rows.page_size)
     if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"q has {q.shape[1]} heads; pass a multiple of the {k_cache.shape[2]} heads of k_cache.")
-    return implementation(q.device).verify_attn(q, k_cache, v_cache, rows, scale=scale)
+    if not batch_invariant:
+        return implementation(q.device).verify_attn(q, k_cache, v_cache, rows, scale=scale)
+    if not q.is_cpu:
+        raise ValueError(f"q is on {q.device}; batch_invariant attention is for tensors on a cpu.")
+    return reference.verify_attn(q, k_cache, v_cache, rows, scale=scale, batch_invariant=True)
 
 
 def verify_attn_mla(q: Tensor, kv_cache: Tensor, rows: Rows, *, scale: float, v_dim: int) -> tuple[Tensor, Tensor]:

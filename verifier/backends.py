@@ -25,6 +25,7 @@ class TargetOptions(TypedDict):
     pages: int | MemoryShare
     feature_layers: tuple[int, ...]
     threads: int | None
+    batch_invariant: NotRequired[bool]
     graphs: NotRequired[StepSizes | None]
 
 

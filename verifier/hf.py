@@ -36,6 +36,7 @@ class _Step:
     pool: KVPool
     slots: Tensor  # of the first rows; the others are padding
     rows: Rows
+    batch_invariant: bool
     features: dict[int, Tensor] = field(default_factory=dict)  # layer → its output [T, d]
 
 
@@ -50,7 +51,14 @@ def _attend(
     layer: int = module.layer_idx  # type: ignore[assignment]
     pool, count = ddtree.pool, len(ddtree.slots)
     pool.write(layer, ddtree.slots, key[0, :, :count].transpose(0, 1), value[0, :, :count].transpose(0, 1))
-    out, _lse = verify_attn(query[0].transpose(0, 1), pool.k[layer], pool.v[layer], ddtree.rows, scale=scaling)
+    out, _lse = verify_attn(
+        query[0].transpose(0, 1),
+        pool.k[layer],
+        pool.v[layer],
+        ddtree.rows,
+        scale=scaling,
+        batch_invariant=ddtree.batch_invariant,
+    )
     return out.unsqueeze(0), None
 
 
@@ -68,6 +76,7 @@ class HFTarget:
         feature_layers: 0-based layers whose outputs make the features. Layer i gives what transformers calls
             `hidden_states[i + 1]`; for the last layer that is, as in transformers, the output of the final norm.
         threads: CPU threads of this process; None leaves torch's setting.
+        batch_invariant: on a CPU: see `verify_attn`.
         graphs: on a GPU, record steps up to this size as CUDA graphs (see `steps.Steps`); None records none.
     """
 
@@ -81,6 +90,7 @@ class HFTarget:
         pages: int | MemoryShare,
         feature_layers: Sequence[int] = (),
         threads: int | None = None,
+        batch_invariant: bool = False,
         graphs: StepSizes | None = None,
     ) -> None:
         self.info = TargetInfo.read(Path(model_dir))
@@ -92,7 +102,7 @@ class HFTarget:
         self._model = _load(Path(model_dir), self.dtype, self.device)
         self._decoder = self._model.get_decoder()
         self._lm_head = self._model.get_output_embeddings()
-        self.feature_layers = tuple(feature_layers)
+        self.feature_layers, self._batch_invariant = tuple(feature_layers), batch_invariant
         self.feature_size = len(self.feature_layers) * self.info.hidden_size
         for i in set(self.feature_layers) - {self.info.num_layers - 1}:
             self._decoder.layers[i].register_forward_hook(_keep_output, with_kwargs=True)
@@ -135,7 +145,7 @@ class HFTarget:
         count = len(tokens)
         if self.device.type == "cpu":
             tokens, positions, rows = _padded(tokens, positions, rows)
-        step = _Step(self.pool, slots, rows)
+        step = _Step(self.pool, slots, rows, self._batch_invariant)
         hidden = self._decoder(
             input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, ddtree=step
         ).last_hidden_state[0]

@@ -149,8 +149,9 @@ class VLLMTarget:
     """This rank's part of a target that vLLM runs.
 
     Args:
-        model_dir, dtype, device, page_size, pages, feature_layers, threads, graphs: as for `hf.HFTarget`. `device` is this
-            rank's own; `pages` are of this rank's pool, and equal on all ranks.
+        model_dir, dtype, device, page_size, pages, feature_layers, threads, graphs: as for `hf.HFTarget`, whose
+            `batch_invariant` is not to be had here. `device` is this rank's own; `pages` are of this rank's pool, and equal
+            on all ranks.
         rank, world_size: this process's place in the tensor-parallel group.
         init_address: where the ranks of a group meet, "tcp://HOST:PORT" with a port that is free on rank 0's host.
             A group of one needs none.
@@ -166,11 +167,14 @@ class VLLMTarget:
         pages: int | MemoryShare,
         feature_layers: Sequence[int] = (),
         threads: int | None = None,
+        batch_invariant: bool = False,
         graphs: StepSizes | None = None,
         rank: int = 0,
         world_size: int = 1,
         init_address: str | None = None,
     ) -> None:
+        if batch_invariant:
+            raise ValueError("backend 'vllm' has no batch_invariant steps; use backend 'hf' on a cpu")
         if not 0 <= rank < world_size or (world_size > 1 and init_address is None):
             raise ValueError(f"rank {rank} of {world_size} at {init_address}; a group needs an address, ranks from 0")
         self.info = TargetInfo.read(Path(model_dir))

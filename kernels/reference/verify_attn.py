@@ -12,21 +12,25 @@ from torch import Tensor
 from ddtree.kernels.reference.attention_plan import AttentionPlan
 from ddtree.kernels.rows import Rows
 
+WIDE_FLASH_ROWS = 32  # from here on the blocked kernel is the faster one in float64
 
-def verify_attn(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float) -> tuple[Tensor, Tensor]:
+
+def verify_attn(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Rows, *, scale: float, batch_invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     (total, q_heads, dim), kv_heads = q.shape, k_cache.shape[2]
     group = q_heads // kv_heads
     q = q.view(total, kv_heads, group, dim)
     keys = k_cache.flatten(0, 1)
     values = keys if v_cache is k_cache else v_cache.flatten(0, 1)
-    attend = flash_attention if q.is_cpu else dense_attention
+    attend = wide_attention if batch_invariant else flash_attention if q.is_cpu else dense_attention
     outs, weights = [q.new_empty(0, kv_heads, group, dim)], [q.new_empty(0, kv_heads, group, dtype=torch.float32)]
     for part in rows.keep(AttentionPlan, lambda: AttentionPlan.of(rows)).segments:
         if part.count:
             key = keys.index_select(0, part.slots).transpose(0, 1)
             value = key if values is keys else values.index_select(0, part.slots).transpose(0, 1)
             query = q[part.begin : part.begin + part.count].transpose(0, 1).reshape(kv_heads, -1, dim)
-            out, lse = attend(query, key, value, part.bias(group, q.dtype), scale)
+            out, lse = attend(query, key, value, part.bias(group, torch.float64 if batch_invariant else q.dtype), scale)
             outs.append(out.view(kv_heads, part.count, group, dim).transpose(0, 1))
             weights.append(lse.view(kv_heads, part.count, group).transpose(0, 1))
         if part.unused:
@@ -64,3 +68,13 @@ def flash_attention(
         query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, False, attn_mask=bias, scale=scale
     )
     return out[0], lse[0]
+
+
+def wide_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same in float64, on a CPU. Which sums are formed first depends on how many rows there are and on where in a tree the
+    keys lie; in float64 that changes the 16th digit, of which three are kept in bfloat16."""
+    attend = dense_attention if query.shape[1] < WIDE_FLASH_ROWS else flash_attention
+    out, lse = attend(query.double(), key.double(), value.double(), bias, scale)
+    return out.to(query.dtype), lse

@@ -197,6 +197,25 @@ def test_cpu_kernel_equals_the_written_out_definition(dtype, masked):
         compare(a, b, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("kv", [5, 130, 700])
+@pytest.mark.parametrize("count", [2, 17, 64])
+def test_batch_invariant_rows_have_the_bits_that_they_get_alone(kv, count):
+    inputs = make(Case((kv,), (count,), (False,), heads=6, dim=64, dtype=torch.bfloat16, poison=False))
+    out, lse = verify_attn(inputs.q, *inputs.caches, inputs.rows, scale=0.125, batch_invariant=True)
+    wanted, wanted_lse = inputs.expected()
+    compare(out, wanted, atol=1e-2, rtol=1e-2)
+    compare(lse, wanted_lse, atol=1e-5, rtol=1e-5)
+    slots = [cache.flatten(0, 1) for cache in inputs.caches]
+    for i, own in enumerate(inputs.visible[0]):
+        places = [inputs.place(0, j) for j in [*range(kv), *(kv + j for j in own)]]
+        seen = torch.tensor([page * 16 + offset for page, offset in places])
+        caches = [x[seen][None] for x in slots]  # one page
+        alone = make(Case((len(seen) - 1,), (1,), (True,), page_size=len(seen))).rows
+        alone = replace(alone, page_table=torch.zeros_like(alone.page_table))
+        [row], _ = verify_attn(inputs.q[i : i + 1], *caches, alone, scale=0.125, batch_invariant=True)
+        assert torch.equal(row, out[i])
+
+
 @on_devices
 @on_dtypes
 def test_no_rows(dtype, device):

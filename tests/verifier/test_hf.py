@@ -10,9 +10,14 @@ import torch
 from transformers import AutoTokenizer
 
 from ddtree.kernels import AcceptedPath
+from ddtree.kernels.packed_linear import can_pack
+from ddtree.verifier.hf import HFTarget
 
 from .conftest import PAGE, Harness, Piece, harness
 
+needs_bfloat16 = pytest.mark.skipif(
+    not can_pack(torch.device("cpu"), torch.bfloat16), reason="oneDNN does not compute in bfloat16 on this CPU"
+)
 PROMPT = [11, 45, 3, 60, 22, 9, 17, 33, 41]
 
 
@@ -63,6 +68,29 @@ def test_a_mixed_batch_gives_each_piece_what_it_gets_alone(tiny: Harness) -> Non
         torch.testing.assert_close(output.features, expected.features, atol=5e-5, rtol=0)
         assert output.y == expected.y
     tiny.release(*(piece.sequence for piece in alone))
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe", "smollm2"])
+def test_batch_invariant_bfloat16_has_the_same_bits_in_trees_chunks_and_alone(
+    kind: str, tiny_dir: Callable[[str], Path], smollm_dir: Path
+) -> None:
+    model_dir = smollm_dir if kind == "smollm2" else tiny_dir(kind)
+    target = HFTarget(
+        model_dir, dtype="bfloat16", page_size=PAGE, pages=256, feature_layers=(1, 2), batch_invariant=True
+    )
+    h, prompt = Harness(target, None), PROMPT * 6
+    generator = torch.Generator().manual_seed(2)
+    tree = h.random_tree(prompted(h, prompt, 100).sequence, root=50, budget=19, generator=generator)
+    [output] = h.step(tree, Piece(h.sequence(16), PROMPT))[:1]
+    for node in range(len(tree.tokens)):
+        sequence = prompted(h, prompt[:-node], 100).sequence if node else h.sequence(100)
+        tokens = [*prompt[len(sequence.tokens) :], *tree.path(node)]
+        rows = (
+            [h.step(Piece(sequence, [token]))[0] for token in tokens] if node % 2 else h.step(Piece(sequence, tokens))
+        )
+        assert torch.equal(rows[-1].features[-1], output.features[node]) and rows[-1].y[-1] == output.y[node]
+        h.release(sequence)
 
 
 @pytest.mark.parametrize("chunks", [[9], [4, 5], [1] * 9, [3, 1, 5]])
