@@ -15,8 +15,9 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayError
 
+from ddtree.deployments.cores import usable_cores
 from ddtree.deployments.device_thread import DeviceThread
-from ddtree.deployments.openmp import end_threads, usable_cores
+from ddtree.deployments.openmp import end_threads
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

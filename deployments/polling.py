@@ -10,7 +10,7 @@ import os
 import selectors
 import time
 
-from ddtree.deployments.openmp import usable_cores
+from ddtree.deployments.cores import usable_cores
 
 AWAKE_S = 0.005  # as long as a small model's round: what takes longer does not notice the waking
 CORES = 8  # from here on router, drafter and a verifier's rank can poll at once and leave cores to those that compute

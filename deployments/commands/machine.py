@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ddtree.deployments.openmp import usable_cores
+from ddtree.deployments.cores import usable_cores
 
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 

@@ -70,6 +70,14 @@ def test_what_needs_files_that_are_not_shipped_says_so(path: Path) -> None:
         ({"target": TARGET, "verifier": {"kv_tokens": -1}}, "'verifier.kv_tokens' = -1: input should be greater"),
         ({"target": TARGET, "verifier": {"kv_tokens": "auto"}}, "kv_tokens auto is sized from GPU memory; on a cpu"),
         ({"target": TARGET, "verifier": {"tensor_parallel_size": 2}}, "above 1 needs backend vllm"),
+        (
+            {"target": TARGET, "verifier": {"batch_invariant": True, "backend": "vllm"}},
+            "batch_invariant is for backend hf on device cpu",
+        ),
+        (
+            {"target": TARGET, "verifier": {"batch_invariant": True, "device": "cuda"}},
+            "batch_invariant is for backend hf on device cpu",
+        ),
         ({"target": TARGET, "verifier": {"gpu_memory_fraction": 1.5}}, "'verifier.gpu_memory_fraction' = 1.5"),
         ({"target": TARGET, "drafter": {"device": "cuda"}}, "drafter.num_gpus must be above 0"),
         ({"target": TARGET, "drafter": {"num_gpus": 0.5}}, "is for cuda alone"),

@@ -334,6 +334,11 @@ def test_bfloat16_stays_near_float32(kind_dir: Callable[[str], Path], kind: str)
     assert (exact - rounded).norm() < 0.03 * exact.norm()
 
 
+def test_batch_invariant_steps_are_refused(kind_dir: Callable[[str], Path]) -> None:
+    with pytest.raises(ValueError, match="no batch_invariant steps; use backend 'hf' on a cpu"):
+        load_target("vllm", str(kind_dir("qwen3")), dtype="float32", batch_invariant=True, **OPTIONS)
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU test_vllm_gpu runs INT4 experts, of sizes that its kernels take")
 def test_int4_experts_load_or_say_what_they_need(kind_dir: Callable[[str], Path], tmp_path: Path) -> None:
     packed, rounded = tmp_path / "packed", tmp_path / "rounded"

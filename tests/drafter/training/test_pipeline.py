@@ -122,8 +122,9 @@ def test_a_finished_drafter_gets_a_path_head(options: TrainOptions) -> None:
 def test_drafter_and_path_head_learn_at_once(options: TrainOptions) -> None:
     """Interrupted in between, and in one stage. The drafter learns slowly: few steps suffice to see both learn, however busy the
     machine is."""
-    options = dataclasses.replace(options, path_rank=32, path_joint=4.0, path_kind="mlp", learning_rate=0.002)
-    options = dataclasses.replace(options, stop_after="path")
+    options = dataclasses.replace(
+        options, path_rank=32, path_joint=4.0, path_kind="mlp", learning_rate=0.002, stop_after="path"
+    )
     with pytest.raises(Interrupt):
         train_drafter(options, Recorder("sampled"))
     last = Recorder()
